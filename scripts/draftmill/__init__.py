@@ -1,0 +1,1 @@
+"""What the stage scripts share, one small module per concept."""

@@ -1,0 +1,57 @@
+"""The draft vocabulary's two maps, in the layout that speculators and vLLM read.
+
+t2d: bool [target vocabulary], true for the kept tokens.
+d2t: int64 [draft vocabulary], OFFSETS: target id = draft id + d2t[draft id].
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from draftmill.atomic import atomic_path
+from draftmill.errors import DraftmillError
+
+
+def most_frequent(counts: Counter, size: int, vocab: int, always: list[int]) -> list[int]:
+    """`size` token ids in ascending order: `always`, then by falling count, then the lowest ids."""
+    ranked = [*always, *(token for token, _ in sorted(counts.items(), key=lambda c: (-c[1], c[0])))]
+    chosen = list(dict.fromkeys(ranked))[:size]
+    taken = set(chosen)
+    spare = (token for token in range(vocab) if token not in taken)
+    return sorted(chosen + [next(spare) for _ in range(size - len(chosen))])
+
+
+def save(path: Path, chosen: list[int], vocab: int, record: dict) -> None:
+    ids = torch.tensor(chosen)
+    t2d = torch.zeros(vocab, dtype=torch.bool)
+    t2d[ids] = True
+    tensors = {"t2d": t2d, "d2t": ids - torch.arange(len(chosen))}
+    metadata = {"fingerprint": record["fingerprint"], "draftmill": json.dumps(record), "complete": "1"}
+    with atomic_path(path) as temporary:
+        save_file(tensors, temporary, metadata)
+
+
+def read(path: str | Path) -> tuple[torch.Tensor, torch.Tensor, dict]:
+    """t2d, d2t and the record.
+
+    Raises DraftmillError where the two maps contradict each other.
+    """
+    with safe_open(path, "pt") as file:
+        t2d, d2t = file.get_tensor("t2d"), file.get_tensor("d2t")
+        record = json.loads(file.metadata()["draftmill"])
+    check(t2d, d2t, str(path))
+    return t2d, d2t, record
+
+
+def check(t2d: torch.Tensor, d2t: torch.Tensor, where: str) -> None:
+    """Refuses maps that do not describe one another (absolute ids, zeros, another size)."""
+    kept = t2d.nonzero().flatten()
+    if len(kept) != len(d2t) or not torch.equal(kept, d2t + torch.arange(len(d2t))):
+        raise DraftmillError(
+            f"{where}: d2t must hold offsets that lead from draft ids to exactly the {len(kept)} "
+            "tokens of t2d; these two maps contradict each other."
+        )

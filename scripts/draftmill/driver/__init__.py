@@ -1,0 +1,1 @@
+"""What only the driver runs, while Snakemake reads the rules: configuration, code, sources, plan."""

@@ -1,0 +1,113 @@
+"""The configuration: read, checked against the schema, completed with its defaults."""
+
+import difflib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import yaml
+
+from draftmill.errors import DraftmillError
+
+SCHEMA = Path(__file__).resolve().parents[3] / "rules" / "schemas" / "config.schema.yaml"
+
+
+def schema() -> dict:
+    return yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+
+
+def completed(config: dict) -> dict:
+    """A copy of `config` with every default filled in.
+
+    Raises DraftmillError that names the first offending key by its dotted path.
+    """
+    config = json.loads(json.dumps(config))
+    errors = sorted(defaulting_validator().iter_errors(config), key=lambda e: len(e.path))
+    if errors:
+        raise DraftmillError(sentence(errors[0]))
+    check_target(config["target"])
+    for name, source in config["sources"].items():
+        check_source(name, source)
+    check_drafters(config)
+    return config
+
+
+def defaulting_validator() -> jsonschema.Validator:
+    """A validator that sets a schema's defaults while it descends (the jsonschema FAQ's recipe)."""
+    base = jsonschema.Draft202012Validator
+    plain = base.VALIDATORS["properties"]
+
+    def properties(validator, names, instance, parent) -> Iterator:
+        if isinstance(instance, dict):
+            for name, child in names.items():
+                if "default" in child:
+                    instance.setdefault(name, json.loads(json.dumps(child["default"])))
+        yield from plain(validator, names, instance, parent)
+
+    return jsonschema.validators.extend(base, {"properties": properties})(schema())
+
+
+def sentence(error: jsonschema.ValidationError) -> str:
+    """One sentence for a schema violation, with the nearest known key for an unknown one."""
+    path = ".".join(map(str, error.absolute_path))
+    if error.validator == "additionalProperties" and isinstance(error.instance, dict):
+        known = error.schema["properties"]
+        key = next(k for k in error.instance if k not in known)
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+        name = f"{path}.{key}" if path else key
+        return f"config: unknown key '{name}'; the nearest known key is '{near}'."
+    if error.validator == "required":
+        return f"config: '{path or 'the top level'}' lacks a key: {error.message}."
+    return f"config: '{path}' is not valid: {error.message}."
+
+
+def check_target(target: dict) -> None:
+    given = [key for key in ("path", "hub", "package") if target[key]]
+    if len(given) != 1:
+        raise DraftmillError(
+            f"config: 'target' names {' and '.join(given) or 'no checkpoint'}; give exactly one of "
+            "path, hub and package."
+        )
+    partner = {"hub": "revision", "package": "gguf"}.get(given[0])
+    if partner and not target[partner]:
+        raise DraftmillError(f"config: 'target.{given[0]}' needs 'target.{partner}' beside it.")
+
+
+def check_source(name: str, source: dict) -> None:
+    local = source["id"] is not None and Path(source["id"]).is_dir()
+    needs = {
+        "stdlib": [],
+        "file": ["path"],
+        "hub": ["id", "rows"] + ([] if local else ["revision"]),
+    }[source["kind"]]
+    for key in needs:
+        if source[key] is None:
+            hint = ""
+            if key == "rows":
+                hint = f" (python scripts/count_rows.py {source['id']} prints the number)"
+            raise DraftmillError(
+                f"config: 'sources.{name}' of kind {source['kind']} needs '{key}'{hint}."
+            )
+    if source["kind"] == "stdlib" and source["responses"] == "given":
+        raise DraftmillError(
+            f"config: 'sources.{name}.responses' is given, but stdlib prompts come without answers; "
+            "use generate."
+        )
+
+
+def check_drafters(config: dict) -> None:
+    roles = {source["role"] for source in config["sources"].values()}
+    for role in ("train", "validation", "test"):
+        if role not in roles:
+            raise DraftmillError(
+                f"config: no source has the role {role}; training needs train and validation, "
+                "the report needs test."
+            )
+    captures = config["hidden_states"]["captures"]
+    for name, drafter in config["drafters"].items():
+        if drafter["capture"] not in captures:
+            raise DraftmillError(
+                f"config: 'drafters.{name}.capture' is '{drafter['capture']}', but the captures are "
+                f"{', '.join(captures)}."
+            )

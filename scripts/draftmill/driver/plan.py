@@ -1,0 +1,255 @@
+"""From the configuration alone: every job's settings string, and so every artefact's fingerprint.
+
+The settings of a job hold its rule, the code it runs, the slice of the configuration it needs and the
+fingerprints of its inputs. A fingerprint therefore changes exactly with what can change the artefact,
+and is known without opening a file. Gates are nobody's input here: what they guard does not change
+with them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from draftmill.driver import sources, target_source
+from draftmill.driver.code import code_of
+from draftmill.stage import canonical, combine, fingerprint_of
+
+REPORT_TEMPLATE = Path(__file__).resolve().parents[3] / "resources" / "report.html.jinja"
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """One output that carries its fingerprint: where it is, and what it must be."""
+
+    rule: str
+    path: str
+    fingerprint: str
+
+
+class Plan:
+    """The plan of one completed configuration."""
+
+    def __init__(self, config: dict):
+        self.config = config
+        self.root = f"results/{config['run']}"
+        self.settings = lru_cache(None)(self._settings)
+
+    # ---- names -------------------------------------------------------------------------------
+
+    @cached_property
+    def ranges(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """source -> shard name -> row range."""
+        return {
+            name: {f"{i:05d}": r for i, r in enumerate(sources.row_ranges(name, source))}
+            for name, source in self.config["sources"].items()
+        }
+
+    def shards(self, source: str) -> list[str]:
+        return list(self.ranges[source])
+
+    def with_role(self, *roles: str) -> list[str]:
+        return [n for n, s in self.config["sources"].items() if s["role"] in roles]
+
+    def captures(self) -> list[str]:
+        """The captures that a drafter uses."""
+        return sorted({d["capture"] for d in self.config["drafters"].values()})
+
+    # ---- settings ----------------------------------------------------------------------------
+
+    def _settings(self, rule: str, **wildcards: str) -> str:
+        slice_, inputs = getattr(self, f"_{rule}")(**wildcards)
+        code = code_of(f"{rule}.py")
+        return canonical({"rule": rule, "code": code, "config": slice_, "inputs": inputs})
+
+    def fingerprint(self, rule: str, **wildcards: str) -> str:
+        return fingerprint_of(self.settings(rule, **wildcards))
+
+    def combined(self, rule: str, items: list[dict[str, str]]) -> str:
+        """One fingerprint for a list of inputs in a fixed order."""
+        return combine(self.fingerprint(rule, **wildcards) for wildcards in items)
+
+    def of_sources(self, rule: str, names: list[str], **fixed: str) -> str:
+        items = [{"source": n, "shard": s, **fixed} for n in names for s in self.shards(n)]
+        return self.combined(rule, items)
+
+    def _prepare_target(self) -> tuple[dict, dict]:
+        target = self.config["target"]
+        keys = ("path", "hub", "revision", "package", "gguf", "dtype", "trust_remote_code")
+        return {k: target[k] for k in keys} | {"digest": target_source.digest(target)}, {}
+
+    def _prepare_prompts(self, source: str, shard: str) -> tuple[dict, dict]:
+        settings = dict(self.config["sources"][source])
+        start, stop = self.ranges[source][shard]
+        kept = ("kind", "path", "id", "revision", "subset", "split", "rows", "responses")
+        slice_ = {k: settings[k] for k in (*kept, "on_malformed") if settings[k] is not None}
+        digest = sources.rows_digest(settings, start, stop)
+        return slice_ | {"start": start, "stop": stop, "digest": digest}, {}
+
+    def _check_leaks(self) -> tuple[dict, dict]:
+        roles = {name: source["role"] for name, source in self.config["sources"].items()}
+        inputs = {name: self.of_sources("prepare_prompts", [name]) for name in roles}
+        return {"roles": roles, "duplicates": self.config["leaks"]["duplicates"]}, inputs
+
+    def _generate_responses(self, source: str, shard: str) -> tuple[dict, dict]:
+        settings = self.config["sources"][source]
+        slice_ = dict(self.config["responses"]) | self._rendering(source)
+        del slice_["truncated"]  # decided when the answers are tokenized
+        if settings["role"] != "train":
+            slice_ |= {"temperature": 0.0, "top_p": 1.0}
+        if slice_["temperature"] == 0:
+            del slice_["seed"], slice_["top_p"]
+        else:
+            slice_ |= {"stream": f"{source}/{shard}"}
+        return slice_, {
+            "prompts": self.fingerprint("prepare_prompts", source=source, shard=shard),
+            "target": self.fingerprint("prepare_target"),
+        }
+
+    def _rendering(self, source: str) -> dict:
+        settings, target = self.config["sources"][source], self.config["target"]
+        return {
+            "chat_template_kwargs": target["chat_template_kwargs"],
+            "max_length": target["max_length"],
+            "padding": "left" if settings["role"] == "train" else "none",
+            "on_malformed": settings["on_malformed"],
+        }
+
+    def _tokenize_conversations(self, source: str, shard: str) -> tuple[dict, dict]:
+        slice_ = self._rendering(source) | {"truncated": self.config["responses"]["truncated"]}
+        del slice_["padding"]
+        inputs = {
+            "prompts": self.fingerprint("prepare_prompts", source=source, shard=shard),
+            "target": self.fingerprint("prepare_target"),
+        }
+        if self.generates(source):
+            made = self.fingerprint("generate_responses", source=source, shard=shard)
+            inputs["responses"] = made
+        return slice_, inputs
+
+    def generates(self, source: str) -> bool:
+        return self.config["sources"][source]["responses"] == "generate"
+
+    def _extract_hidden_states(self, capture: str, source: str, shard: str) -> tuple[dict, dict]:
+        states = self.config["hidden_states"]
+        role = self.config["sources"][source]["role"]
+        slice_ = {
+            "layers": states["captures"][capture],
+            "batch_tokens": states["batch_tokens"],
+            "padding": "right" if role == "train" else "none",
+        }
+        return slice_, {
+            "tokens": self.fingerprint("tokenize_conversations", source=source, shard=shard),
+            "target": self.fingerprint("prepare_target"),
+        }
+
+    def _gate_hidden_states(self, **wildcards: str) -> tuple[dict, dict]:
+        return dict(self.config["hidden_states"]["gate"]), {
+            "hidden_states": self.fingerprint("extract_hidden_states", **wildcards),
+            "target": self.fingerprint("prepare_target"),
+        }
+
+    def _index_hidden_states(self, capture: str, source: str) -> tuple[dict, dict]:
+        made = self.of_sources("extract_hidden_states", [source], capture=capture)
+        return {}, {"hidden_states": made}
+
+    def _build_draft_vocab(self, drafter: str) -> tuple[dict, dict]:
+        inputs = {n: self.of_sources("tokenize_conversations", [n]) for n in self.with_role("train")}
+        size = self.config["drafters"][drafter]["draft_vocab_size"]
+        inputs = {"target": self.fingerprint("prepare_target"), "tokens": combine(inputs.values())}
+        return {"draft_vocab_size": size}, inputs
+
+    def _train_eagle3(self, drafter: str) -> tuple[dict, dict]:
+        settings = self.config["drafters"][drafter]
+        capture = settings["capture"]
+        inputs = {
+            "target": self.fingerprint("prepare_target"),
+            "draft_vocab": self.fingerprint("build_draft_vocab", drafter=drafter),
+        }
+        for role in ("train", "validation"):
+            items = [{"capture": capture, "source": n} for n in self.with_role(role)]
+            inputs[role] = self.combined("index_hidden_states", items)
+        layers = self.config["hidden_states"]["captures"][capture]
+        return {k: v for k, v in settings.items() if k != "capture"} | {"layers": layers}, inputs
+
+    def train_rule(self, drafter: str) -> str:
+        return f"train_{self.config['drafters'][drafter]['algorithm']}"
+
+    def _measure_acceptance(self, drafter: str, source: str) -> tuple[dict, dict]:
+        capture = self.config["drafters"][drafter]["capture"]
+        manifest = self.fingerprint("index_hidden_states", capture=capture, source=source)
+        return dict(self.config["acceptance"]), {
+            "drafter": self.fingerprint(self.train_rule(drafter), drafter=drafter),
+            "hidden_states": manifest,
+            "target": self.fingerprint("prepare_target"),
+        }
+
+    def measured(self) -> list[dict[str, str]]:
+        """drafter and source of every acceptance file."""
+        tests = self.with_role("test")
+        return [{"drafter": d, "source": s} for d in self.config["drafters"] for s in tests]
+
+    def _results(self) -> dict:
+        drafters = list(self.config["drafters"])
+        trained = [self.fingerprint(self.train_rule(d), drafter=d) for d in drafters]
+        measured = self.combined("measure_acceptance", self.measured())
+        return {"acceptance": measured, "drafters": combine(trained)}
+
+    def _plot(self) -> tuple[dict, dict]:
+        return {}, self._results()
+
+    def _report(self) -> tuple[dict, dict]:
+        gates = [self.of_sources("gate_hidden_states", [s], capture=c) for c, s in self.captured()]
+        inputs = self._results() | {
+            "gates": combine(gates),
+            "leaks": self.fingerprint("check_leaks"),
+            "plot": self.fingerprint("plot"),
+        }
+        names = {
+            "run": self.config["run"],
+            "drafters": list(self.config["drafters"]),
+            "captures": self.captures(),
+            "sources": [[n, len(self.shards(n))] for n in self.config["sources"]],
+            "tests": self.with_role("test"),
+            "template": sources.file_digest(REPORT_TEMPLATE),
+        }
+        return dict(self.config["report"]) | names, inputs
+
+    def captured(self) -> list[tuple[str, str]]:
+        return [(c, s) for c in self.captures() for s in self.config["sources"]]
+
+    # ---- artefacts ---------------------------------------------------------------------------
+
+    def artefacts(self) -> Iterator[Artefact]:
+        """Every artefact of the run that carries a fingerprint."""
+
+        def one(rule: str, path: str, **wildcards: str) -> Artefact:
+            where = f"{self.root}/{path.format(**wildcards)}"
+            return Artefact(rule, where, self.fingerprint(rule, **wildcards))
+
+        yield one("prepare_target", "target/manifest.json")
+        yield one("check_leaks", "gates/leaks.json")
+        for source, shards in self.ranges.items():
+            for shard in shards:
+                at = {"source": source, "shard": shard}
+                yield one("prepare_prompts", "prompts/{source}/{shard}.parquet", **at)
+                if self.generates(source):
+                    yield one("generate_responses", "responses/{source}/{shard}.parquet", **at)
+                yield one("tokenize_conversations", "tokens/{source}/{shard}.parquet", **at)
+                for capture in self.captures():
+                    at |= {"capture": capture}
+                    states = "{capture}/{source}/{shard}"
+                    yield one("extract_hidden_states", f"hidden_states/{states}.parquet", **at)
+                    yield one("gate_hidden_states", f"gates/{states}.json", **at)
+        for capture, source in self.captured():
+            at = {"capture": capture, "source": source}
+            path = "hidden_states/{capture}/{source}/manifest.json"
+            yield one("index_hidden_states", path, **at)
+        for drafter in self.config["drafters"]:
+            at = {"drafter": drafter}
+            yield one("build_draft_vocab", "draft_vocab/{drafter}.safetensors", **at)
+            yield one(self.train_rule(drafter), "drafters/{drafter}/run.json", **at)
+        for at in self.measured():
+            yield one("measure_acceptance", "acceptance/{drafter}/{source}.json", **at)
+        yield one("plot", "figures/training.svg")
+        yield one("report", "report.html")

@@ -1,0 +1,101 @@
+"""One invocation of Snakemake: the frozen plan, the lock of the run, signals, and foreign results."""
+
+import fcntl
+import hashlib
+import json
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from draftmill.atomic import write_json
+from draftmill.driver.code import raw_digests
+from draftmill.driver.plan import Plan
+from draftmill.driver.provenance import foreign_and_stale
+from draftmill.errors import DraftmillError
+from draftmill.stage import canonical
+
+LISTED = 5  # stale files named in a message
+
+
+@dataclass
+class Session:
+    root: str
+    frozen: dict
+    lock: object = None
+
+
+def plan_file(root: str) -> str:
+    """Where the driver leaves its frozen plan for the jobs."""
+    return f"{root}/.plan.json"
+
+
+def open_session(workflow, plan: Plan) -> Session:
+    """Freezes code and configuration as they are now.
+
+    In the driver, refuses results that this clone did not make and that do not fit the plan. In a child
+    process of a cluster executor, refuses a plan that is not the driver's.
+    """
+    frozen = {"code": {}, "config": hashlib.sha256(canonical(plan.config).encode()).hexdigest()}
+    for script in sorted(p.name for p in Path(workflow.basedir, "scripts").glob("*.py")):
+        frozen["code"][script] = raw_digests(script)
+    if workflow.is_main_process:
+        refuse_stale(plan)
+    else:
+        check_driver(plan.root, frozen)
+    return Session(plan.root, frozen)
+
+
+def refuse_stale(plan: Plan) -> None:
+    stale = foreign_and_stale(plan)
+    if stale:
+        names = ", ".join(a.path for a in stale[:LISTED]) + (" ..." if stale[LISTED:] else "")
+        raise DraftmillError(
+            f"{plan.root}: {len(stale)} files were not made by this clone and do not fit its code, "
+            f"configuration or sources: {names}; `python scripts/prune.py --stale --delete` removes "
+            "them (with the same --configfile, if any), and the next run rebuilds them."
+        )
+
+
+def check_driver(root: str, frozen: dict) -> None:
+    path = Path(plan_file(root))
+    planned = json.loads(path.read_text()) if path.is_file() else frozen
+    changed = [s for s, files in planned["code"].items() if frozen["code"].get(s) != files]
+    if changed or planned["config"] != frozen["config"]:
+        what = f"scripts/{changed[0]} or a module of it" if changed else "the configuration"
+        raise DraftmillError(
+            f"{what} changed after this run was planned; nothing was computed; start Snakemake again."
+        )
+
+
+def begin(session: Session) -> None:
+    """When jobs are about to run: takes the lock of the run, leaves the plan, passes signals on."""
+    os.makedirs(session.root, exist_ok=True)
+    session.lock = open(f"{session.root}/.lock", "a")  # held, and freed by the kernel, with this process
+    try:
+        fcntl.flock(session.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise DraftmillError(
+            f"{session.root}: another run is working here; wait for it or stop it first."
+        ) from None
+    write_json(plan_file(session.root), session.frozen)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        pass_on(number)
+
+
+def pass_on(number: int) -> None:
+    """Ends the running jobs when the driver is told to end; Snakemake alone would wait for them."""
+    before = signal.getsignal(number)
+
+    def handler(number, frame) -> None:
+        for child in psutil.Process().children(recursive=True):
+            try:
+                child.terminate()
+            except psutil.NoSuchProcess:
+                continue
+        if callable(before):
+            before(number, frame)
+
+    signal.signal(number, handler)

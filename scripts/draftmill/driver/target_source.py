@@ -1,0 +1,43 @@
+"""What identifies the target's files, without loading them."""
+
+import hashlib
+from pathlib import Path
+
+from draftmill.driver.sources import file_digest
+from draftmill.errors import DraftmillError
+from draftmill.target_location import package_file
+
+WHOLE_BYTES = 4 << 30  # files are hashed whole up to this total; above, headers and samples
+SAMPLES = 16
+SAMPLE_BYTES = 1 << 20
+
+
+def digest(target: dict) -> str:
+    """A digest of the target's files: whole contents up to 4 GiB, else sizes, headers and samples.
+
+    Raises DraftmillError where they are missing.
+    """
+    if target["hub"]:
+        return target["revision"]
+    if target["package"]:
+        return file_digest(package_file(target["package"], target["gguf"]))[:32]
+    folder = Path(target["path"])
+    if not (folder / "config.json").is_file():
+        raise DraftmillError(f"config: 'target.path': {folder} holds no config.json.")
+    files = sorted(p for p in folder.iterdir() if p.is_file())
+    whole = sum(p.stat().st_size for p in files) <= WHOLE_BYTES
+    parts = (f"{p.name}\0{file_digest(p) if whole else sampled_digest(p)}\n" for p in files)
+    return hashlib.sha256("".join(parts).encode()).hexdigest()[:32]
+
+
+def sampled_digest(path: Path) -> str:
+    """A digest of a large file: its size and 16 blocks of 1 MiB spread over it, the first included."""
+    size = path.stat().st_size
+    if size <= SAMPLES * SAMPLE_BYTES:
+        return file_digest(path)
+    found = hashlib.sha256(str(size).encode())
+    with open(path, "rb") as file:
+        for i in range(SAMPLES):
+            file.seek(i * (size - SAMPLE_BYTES) // (SAMPLES - 1))
+            found.update(file.read(SAMPLE_BYTES))
+    return found.hexdigest()

@@ -1,0 +1,46 @@
+"""The one dtype policy.
+
+The target, the stored hidden states, the drafter's compute and the exported checkpoint have the declared
+dtype (bfloat16 unless the configuration says float32); master weights, optimizer state, losses, softmax
+and reductions are float32. A component in another dtype stops the stage that meets it. The reason: bf16
+states fed to fp32 weights run without an error in places, and cost weeks elsewhere.
+"""
+
+import torch
+from torch import nn
+
+from draftmill.errors import DraftmillError
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+BYTES = {"bfloat16": 2, "float32": 4}
+
+
+def name_of(dtype: torch.dtype | str) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class Ledger(dict):
+    """What each component of a stage was seen to be: component -> dtype name."""
+
+    def expect(self, component: str, found: torch.dtype | str, declared: str) -> None:
+        """Writes the component down; raises DraftmillError where it is not as declared."""
+        self[component] = name_of(found)
+        if self[component] != declared:
+            raise DraftmillError(
+                f"dtype: {component} is {self[component]}, but must be {declared}; mixed dtypes give "
+                "silently different numbers, so nothing was computed from it."
+            )
+
+    def expect_module(self, component: str, module: nn.Module, declared: str) -> None:
+        """The same for every floating-point parameter and buffer of a module, named in the error."""
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        for name, tensor in tensors:
+            if tensor.is_floating_point() and not kept_in_float32(name):
+                self.expect(f"{component} ({name})", tensor.dtype, declared)
+                del self[f"{component} ({name})"]
+        self[component] = declared
+
+
+def kept_in_float32(name: str) -> bool:
+    """Rotary frequencies are kept in float32 by transformers in every model."""
+    return name.endswith(("inv_freq", "original_inv_freq"))

@@ -1,0 +1,183 @@
+"""EAGLE-3: speculators' drafter and loss, with the target's own head in place of its copy of one.
+
+Conventions met here: our layer i is the OUTPUT of decoder layer i; speculators' id is the index into
+`hidden_states`, so the INPUT of that layer: one higher. A sample (x, g, y, l) of ids, aux states, last
+states and loss mask is shifted to (x[1:], g[:-1], y[1:], l[1:]), positions from 1 (speculators,
+models/eagle3/data.py): row j holds token j+1 with the state of token j, and predicts token j+2.
+"""
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from speculators import SpeculatorModelConfig
+from speculators.config import SpeculatorsConfig, VerifierConfig
+from speculators.losses import resolve_loss_config
+from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+from speculators.proposals.greedy import GreedyTokenProposalConfig
+from speculators.train.cli import create_transformer_layer_config
+from torch import nn
+
+from draftmill import draft_vocab
+from draftmill.errors import DraftmillError
+from draftmill.target_head import TargetHead
+
+ATTENTION = {"cpu": "sdpa", "cuda": "simple_flex_attention"}  # flex has no backward on a CPU
+VERIFIER_KEYS = ("verifier_norm.", "verifier_lm_head.")  # the target's, never part of a checkpoint
+SLIDING_WINDOW = 2048  # unused: every layer is listed as full attention
+
+
+def config_of(settings: dict, manifest: dict, device: str) -> Eagle3SpeculatorConfig:
+    """speculators' configuration of a new drafter for this target."""
+    layers = settings["num_layers"]
+    decoder = create_transformer_layer_config(
+        manifest["checkpoint"],
+        layers,
+        "llama",
+        None,
+        SLIDING_WINDOW,
+        list(range(layers)),  # a layer not listed would silently slide
+        trust_remote_code=manifest["trust_remote_code"],
+    )
+    decoder._attn_implementation = ATTENTION[device]
+    verifier = VerifierConfig.from_pretrained(manifest["checkpoint"])
+    verifier.name_or_path = manifest["name"]
+    return Eagle3SpeculatorConfig(
+        transformer_layer_config=decoder,
+        draft_vocab_size=settings["draft_vocab_size"],
+        norm_before_residual=settings["norm_before_residual"],
+        norm_before_fc=settings["norm_before_fc"],
+        eagle_aux_hidden_state_layer_ids=[i + 1 for i in settings["layers"]["output_of"]],
+        speculators_config=SpeculatorsConfig(
+            algorithm="eagle3",
+            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=settings["ttt_steps"])],
+            default_proposal_method="greedy",
+            verifier=verifier,
+        ),
+    )
+
+
+def new_drafter(
+    config: Eagle3SpeculatorConfig,
+    head: dict[str, torch.Tensor],
+    t2d: torch.Tensor,
+    d2t: torch.Tensor,
+    dtype: torch.dtype,
+) -> Eagle3DraftModel:
+    """A drafter with random layers and the target's embedding and lm_head rows, both frozen."""
+    check_full_attention(config)
+    model = without_verifier(Eagle3DraftModel(config))
+    model.load_vocab_mappings(t2d, d2t)
+    kept = t2d if model.use_draft_vocab else slice(None)
+    with torch.no_grad():
+        model.embed_tokens.weight.copy_(head["embed_tokens.weight"])
+        model.lm_head.weight.copy_(head["lm_head.weight"][kept])
+    for frozen in (model.embed_tokens, model.lm_head):
+        frozen.weight.requires_grad_(False)
+    return model.to(dtype)
+
+
+def check_full_attention(config: Eagle3SpeculatorConfig) -> None:
+    kinds = config.transformer_layer_config.layer_types or ["full_attention"]
+    if set(kinds) != {"full_attention"}:
+        raise DraftmillError(
+            f"drafter: its layers are {', '.join(sorted(set(kinds)))}, expected full_attention in every "
+            "layer; a sliding window of 0 trains without an error and costs a fifth of tau."
+        )
+
+
+def without_verifier(model: Eagle3DraftModel) -> Eagle3DraftModel:
+    """Takes out speculators' own copy of the target's norm and head: it knows neither softcap, scale
+    nor bias, and not every family's norm."""
+    model.verifier_norm = nn.Identity()
+    model.verifier_lm_head = nn.Identity()
+    return model
+
+
+class WithTargets(nn.Module):
+    """A drafter whose training targets come from the target's own head."""
+
+    def __init__(self, drafter: Eagle3DraftModel, head: TargetHead, settings: dict):
+        super().__init__()
+        self.drafter = drafter
+        object.__setattr__(self, "head", head)  # not a submodule: never trained, saved or cast
+        drafter.verifier_lm_head = nn.Identity()
+        self.options = {
+            "ttt_steps": settings["ttt_steps"],
+            "ttt_step_loss_decay": settings["training"]["ttt_loss_decay"],
+            "loss_config": resolve_loss_config(settings["training"]["loss"], "eager"),
+        }
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict]:
+        """Loss (fp32 scalar) and speculators' metrics of a packed batch (see packing.pack)."""
+        with torch.no_grad():
+            targets = self.head(batch["last"])
+        _, loss, metrics = self.drafter(
+            hidden_states=batch["aux"],
+            input_ids=batch["input_ids"],
+            document_ids=batch["document_ids"],
+            loss_mask=batch["loss_mask"],
+            position_ids=batch["position_ids"],
+            # passed through the identities above, so these are the target's logits, not states
+            verifier_last_hidden_states=targets,
+            **self.options,
+        )
+        return loss, metrics
+
+
+def shifted(sample: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A sample as EAGLE-3 sees it: (x[1:], g[:-1], y[1:], l[1:]), positions from 1."""
+    tokens = len(sample["input_ids"])
+    return {
+        "input_ids": sample["input_ids"][1:],
+        "aux": sample["aux"][:-1],
+        "last": sample["last"][1:],
+        "loss_mask": sample["loss_mask"][1:],
+        "position_ids": torch.arange(1, tokens),
+    }
+
+
+def load(folder: Path, device: str) -> Eagle3DraftModel:
+    """An exported drafter, every weight from its file, in the dtypes of that file.
+
+    Raises DraftmillError where keys are missing or left over.
+    """
+    config = SpeculatorModelConfig.from_pretrained(folder)
+    config.transformer_layer_config._attn_implementation = ATTENTION[device]
+    check_full_attention(config)
+    model = without_verifier(Eagle3DraftModel(config))
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}
+    found = model.load_state_dict(tensors, strict=False, assign=True)
+    if found.missing_keys or found.unexpected_keys:
+        raise DraftmillError(
+            f"{folder}/model.safetensors: does not fit its config.json "
+            f"(missing {found.missing_keys[:3]}, left over {found.unexpected_keys[:3]})."
+        )
+    if model.d2t is not None:
+        draft_vocab.check(model.t2d.bool(), model.d2t, f"{folder}/model.safetensors")
+    return model.eval().to(device)
+
+
+@torch.inference_mode()
+def drafts(model: Eagle3DraftModel, sample: dict[str, torch.Tensor], steps: int) -> torch.Tensor:
+    """What the drafter would propose at every position of a sample, in one teacher-forced pass.
+
+    sample: input_ids [tokens], aux [tokens, layers * hidden].
+    Returns int64 [tokens - 1, steps]: row j, with token j+1 the last one known, holds the target
+    vocabulary's ids of the drafts for tokens j+2, j+3, ...
+
+    A draft chain's first mismatch ends it, so feeding the text's own tokens in place of the drafts gives
+    the accepted prefix exactly.
+    """
+    ids, aux = sample["input_ids"][None, 1:], sample["aux"][None, :-1]
+    device, count = model.fc.weight.device, ids.shape[1]
+    proposals = model(
+        hidden_states=aux.to(device),
+        input_ids=ids.to(device),
+        document_ids=torch.zeros(1, count, dtype=torch.long, device=device),
+        position_ids=torch.arange(1, count + 1, device=device)[None],
+        ttt_steps=steps,
+    )
+    found = torch.stack([p[0] for p in proposals], dim=1)
+    return (found if model.d2t is None else found + model.d2t[found]).cpu()

@@ -1,0 +1,81 @@
+"""Starts a stage script inside a job: checks the code against the plan, and ends with an honest status.
+
+    python scripts/draftmill/launch.py --plan results/RUN/.plan.json scripts/STAGE.py [arguments]
+
+- The driver froze the raw digests of the code when it planned; a job whose files differ now refuses.
+- A local module that the script loaded without the plan knowing it fails the job.
+- DraftmillError ends as one sentence and status 1; SIGTERM and SIGINT clean up and end with 128 + n.
+- The job dies with its parent (Linux), so that a killed driver leaves no orphan behind.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import runpy
+import signal
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+SCRIPTS = Path(__file__).resolve().parent.parent
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--plan", type=Path, help="the digests that the driver froze")
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    die_with_parent()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    planned = planned_digests(options.plan, options.script) if options.plan else None
+    sys.dont_write_bytecode = True
+    sys.path[0] = str(SCRIPTS)
+    sys.argv = [str(options.script), *options.arguments]
+    from draftmill.errors import DraftmillError
+
+    try:
+        runpy.run_path(str(options.script), run_name="__main__")
+        if planned is not None:
+            check_loaded(options.script, planned)
+    except DraftmillError as error:
+        sys.exit(f"{options.script.name}: {error}")
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to end this process when its parent ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() == 1 and os.environ.get("DRAFTMILL_DRIVER"):
+            sys.exit("The driver ended before this job began.")
+
+
+def planned_digests(plan: Path, script: Path) -> dict[str, str]:
+    """The plan's raw digests of the script's files, after comparing them with the disk."""
+    digests = json.loads(plan.read_text())["code"][script.name]
+    for name, planned in digests.items():
+        if sha256((SCRIPTS / name).read_bytes()).hexdigest() != planned:
+            sys.exit(
+                f"scripts/{name}: changed after this run was planned; nothing was computed; "
+                "start Snakemake again, so that it plans with the code as it is now."
+            )
+    return digests
+
+
+def check_loaded(script: Path, planned: dict[str, str]) -> None:
+    """Fails where a module under scripts/ was loaded that the script's fingerprint does not cover."""
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    local = {Path(f).resolve() for f in files if f and Path(f).resolve().is_relative_to(SCRIPTS)}
+    unknown = {str(f.relative_to(SCRIPTS)) for f in local - {Path(__file__).resolve()}} - {*planned}
+    if unknown:
+        sys.exit(
+            f"{script.name}: loaded {', '.join(sorted(unknown))}, which its fingerprint does not "
+            "cover; import it by a plain import statement, so that a change in it is noticed."
+        )
+
+
+if __name__ == "__main__":
+    main()

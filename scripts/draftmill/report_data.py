@@ -1,0 +1,171 @@
+"""What the report shows, collected from the run's files."""
+
+import csv
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import markupsafe
+
+from draftmill import draft_vocab, tables
+from draftmill.errors import DraftmillError
+from draftmill.stage import Stage, combine
+
+Json = dict
+
+
+def read_json(path: Path) -> Json:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def collect(root: Path, logs: Path, stage: Stage) -> Json:
+    """All values of the template.
+
+    Raises DraftmillError where the results are not those that the run plans.
+    """
+    drafters, sources = stage.config["drafters"], stage.config["sources"]
+    runs = [read_json(root / "drafters" / d / "run.json") | {"name": d} for d in drafters]
+    stage.expect("drafters", root / "drafters", combine(r["fingerprint"] for r in runs))
+    measured = [
+        read_json(root / "acceptance" / d / f"{s}.json") | {"drafter_name": d, "source": s}
+        for d in drafters
+        for s in stage.config["tests"]
+    ]
+    found = combine(m["fingerprint"] for m in measured)
+    stage.expect("acceptance", root / "acceptance", found)
+    for run in runs:
+        record = draft_vocab.read(root / "draft_vocab" / f"{run['name']}.safetensors")[2]
+        run["coverage"] = record["coverage"]
+    gates = [
+        gate_summary(root, capture, source, shards)
+        for capture in stage.config["captures"]
+        for source, shards in sources
+    ]
+    stage.expect("gates", root / "gates", combine(g["fingerprint"] for g in gates))
+    leaks = read_json(root / "gates" / "leaks.json")
+    stage.expect("leaks", root / "gates" / "leaks.json", leaks["fingerprint"])
+    target = read_json(root / "target" / "manifest.json")
+    return {
+        "target": target,
+        "taus": [row for m in measured for row in tau_rows(m)],
+        "measured": measured,
+        "condition_keys": list(measured[0]["conditions"]),
+        "positions": list(range(max(len(m["acceptance_per_position"]) for m in measured))),
+        "runs": runs,
+        "gates": gates,
+        "leaks": leaks,
+        "sources": [source_summary(root, name, shards) for name, shards in sources],
+        "ledger": ledger(target, gates, runs, measured),
+        "timings": timings(logs),
+        "logs": logs,
+        "figures": {n: inline_svg(root / f"figures/{n}.svg") for n in ("training", "acceptance")},
+        "provenance": provenance(root, target, runs, measured),
+        "versions": runs[0]["record"]["versions"],
+    }
+
+
+def tau_rows(measured: Json) -> list[Json]:
+    """The row of a source, then those of its categories where it has several."""
+    categories = measured["categories"] if len(measured["categories"]) > 1 else {}
+    groups = {"all": measured} | {k: v for k, v in categories.items() if k != "all"}
+    rows = []
+    for category, group in groups.items():
+        low, high = group["tau_pooled_interval"] or (None, None)
+        keys = ("tau_pooled", "tau_mean_of_means", "responses", "steps", "repetition")
+        rows.append(
+            {k: group[k] for k in keys}
+            | {"drafter": measured["drafter_name"], "source": measured["source"]}
+            | {"category": category, "tau_low": low, "tau_high": high}
+            | {"interval": "–" if low is None else f"{low:.2f} to {high:.2f}"}
+            | {"outside": group.get("out_of_draft_vocab")}
+            | {"fingerprint": measured["fingerprint"]}
+        )
+    return rows
+
+
+def gate_summary(root: Path, capture: str, source: str, shards: int) -> Json:
+    files = [root / "gates" / capture / source / f"{i:05d}.json" for i in range(shards)]
+    found = [read_json(path) for path in files]
+    rows = sum(f["rows"] for f in found)
+    agreed = [f["agreement"] for f in found if f["agreement"] is not None]
+    weighted = sum(f["agreement"] * f["rows"] for f in found if f["rows"])
+    return {
+        "capture": capture,
+        "source": source,
+        "shards": shards,
+        "samples": sum(f["samples"] for f in found),
+        "tokens": sum(f["tokens"] for f in found),
+        "rows": rows,
+        "agreement": weighted / rows if rows else None,
+        "lowest": min(agreed, default=None),
+        "dtypes": found[0]["record"]["dtypes"],
+        "fingerprint": combine(f["fingerprint"] for f in found),
+    }
+
+
+def source_summary(root: Path, name: str, shards: int) -> Json:
+    files = [root / "tokens" / name / f"{i:05d}.parquet" for i in range(shards)]
+    records = [tables.record_of(path) for path in files]
+    return {
+        "name": name,
+        "samples": sum(len(tables.read(path)) for path in files),
+        "tokens": sum(r["tokens"] for r in records),
+        "truncated": sum(r["truncated"] for r in records),
+        "skipped": [reason for r in records for reason in r["skipped"]],
+    }
+
+
+def ledger(target: Json, gates: list[Json], runs: list[Json], measured: list[Json]) -> list:
+    stages = [("prepare_target", target["record"]["dtypes"])]
+    stages += [("gate_hidden_states", g["dtypes"]) for g in gates[:1]]
+    stages += [(f"train, {r['name']}", r["record"]["dtypes"]) for r in runs]
+    stages += [
+        (f"measure_acceptance, {m['drafter_name']} on {m['source']}", m["record"]["dtypes"])
+        for m in measured
+    ]
+    return [(stage, *item) for stage, dtypes in stages for item in dtypes.items()]
+
+
+def timings(logs: Path) -> list[Json]:
+    """Sums over the jobs' benchmark files, in the order in which the rules began."""
+    found: dict[str, list[Json]] = defaultdict(list)
+    for path in sorted(logs.glob("*/*.tsv"), key=lambda p: p.stat().st_mtime):
+        with open(path, encoding="utf-8") as file:
+            found[path.parent.name] += csv.DictReader(file, delimiter="\t")
+    return [
+        {
+            "rule": rule,
+            "jobs": len(rows),
+            "wall": sum(number(r["s"]) for r in rows),
+            "cpu": sum(number(r["cpu_time"]) for r in rows),
+            "memory": max(number(r["max_rss"]) for r in rows),
+        }
+        for rule, rows in found.items()
+    ]
+
+
+def number(text: str) -> float:
+    """A benchmark's number; a job shorter than its first sample has NA."""
+    return 0.0 if text in ("NA", "-", "") else float(text)
+
+
+def inline_svg(path: Path) -> markupsafe.Markup:
+    text = path.read_text(encoding="utf-8")
+    if "<svg" not in text:
+        raise DraftmillError(f"{path}: is no SVG; delete it and start Snakemake again.")
+    return markupsafe.Markup(text[text.index("<svg") :])
+
+
+def provenance(root: Path, target: Json, runs: list[Json], measured: list[Json]) -> list[Json]:
+    rows = [("target/manifest.json", target)]
+    rows += [(f"drafters/{r['name']}/run.json", r) for r in runs]
+    rows += [(f"acceptance/{m['drafter_name']}/{m['source']}.json", m) for m in measured]
+    return [
+        {
+            "file": str(root / name),
+            "fingerprint": value["fingerprint"],
+            "code": json.loads(value["record"]["settings"])["code"],
+            "settings": value["record"]["settings"],
+        }
+        for name, value in rows
+    ]

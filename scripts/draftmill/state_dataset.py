@@ -1,0 +1,66 @@
+"""The samples behind one or more manifests, read on demand."""
+
+import json
+from collections import OrderedDict
+from pathlib import Path
+
+import torch
+
+from draftmill import shard_layout
+from draftmill.errors import DraftmillError
+from draftmill.shard_reader import Shard
+
+OPEN_SHARDS = 64  # footers kept in memory
+
+
+class StateDataset:
+    """Samples of several sources by index.
+
+    Raises DraftmillError where a shard is not the one that its manifest lists.
+    """
+
+    def __init__(self, manifests: list[Path], dtype: str):
+        self.dtype = dtype
+        self._open: OrderedDict[Path, Shard] = OrderedDict()
+        self.places: list[tuple[Path, str, int]] = []  # shard file, its fingerprint, sample in it
+        self.fingerprints = []
+        self.layers = self.hidden = None
+        for path in manifests:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            self.fingerprints.append(manifest["fingerprint"])
+            self.layers = manifest["layers"]["output_of"]
+            self.hidden = manifest["hidden_size"]
+            for entry in manifest["shards"]:
+                where = (path.parent / entry["file"], entry["fingerprint"])
+                self.places += [(*where, i) for i in range(entry["samples"])]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def _shard(self, path: Path, fingerprint: str) -> Shard:
+        if path not in self._open:
+            shard = Shard(path, self.dtype)
+            if shard.fingerprint != fingerprint:
+                raise DraftmillError(
+                    f"{path}: carries the fingerprint {shard.fingerprint}, but its manifest lists "
+                    f"{fingerprint}; start Snakemake again."
+                )
+            self._open[path] = shard
+            if len(self._open) > OPEN_SHARDS:
+                self._open.popitem(last=False)
+        return self._open[path]
+
+    def about(self, index: int) -> dict:
+        """row, turn, category, start and tokens of a sample."""
+        path, fingerprint, place = self.places[index]
+        return self._shard(path, fingerprint).samples[place]
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        """input_ids int64 [tokens], loss_mask bool [tokens], aux [tokens, layers * hidden] and last
+        [tokens, hidden] in the declared dtype."""
+        path, fingerprint, place = self.places[index]
+        shard = self._shard(path, fingerprint)
+        names = [shard_layout.column_of(layer) for layer in shard.layers]
+        found = shard.read(place, ["input_ids", "loss_mask", *names, shard_layout.LAST])
+        aux = torch.cat([found.pop(name) for name in names], dim=-1)
+        return found | {"aux": aux}

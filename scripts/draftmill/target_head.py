@@ -1,0 +1,89 @@
+"""The target's exact head: logits from stored states by the family's own code.
+
+The family's forward runs with its decoder replaced by a stub that returns the normalised state, so that
+scale, bias and softcap are the model's own. Only the final norm and lm_head have weights.
+"""
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from draftmill.atomic import atomic_path
+from draftmill.dtype_policy import name_of
+from draftmill.errors import DraftmillError
+from draftmill.target_model import config_of, final_norm, meta_model, text_decoder
+
+
+def save(model: nn.Module, path: Path, metadata: dict[str, str]) -> None:
+    """Writes embedding, final norm and lm_head of a loaded target."""
+    head = model.get_output_embeddings()
+    tensors = {"embed_tokens.weight": model.get_input_embeddings().weight}
+    tensors |= {f"lm_head.{n}": p for n, p in head.named_parameters()}
+    tensors |= {f"norm.{n}": p for n, p in final_norm(model).named_parameters()}
+    tensors = {k: v.detach().contiguous().clone() for k, v in tensors.items()}
+    with atomic_path(path) as temporary:
+        save_file(tensors, temporary, metadata)
+
+
+def read(path: str | Path) -> dict[str, torch.Tensor]:
+    """The tensors of head.safetensors."""
+    with safe_open(path, "pt") as file:
+        return {key: file.get_tensor(key) for key in file.keys()}
+
+
+class TargetHead(nn.Module):
+    """Pre-norm states -> the target's logits.
+
+    Built from the target's manifest and head.safetensors. `rows`, bool of shape [vocab], keeps only
+    those rows of lm_head: the logits of a draft vocabulary.
+    """
+
+    def __init__(self, manifest: dict, tensors: dict[str, torch.Tensor], rows=None):
+        super().__init__()
+        model = meta_model(config_of(manifest))
+        self.norm = with_weights(final_norm(model), tensors, "norm.")
+        head = with_weights(model.get_output_embeddings(), tensors, "lm_head.", rows)
+        self.lm_head = head
+        self._states: torch.Tensor | None = None
+        owner = next(m for m in model.modules() if any(c is head for c in m.children()))
+        decoder = text_decoder(model)
+        for module in owner.modules():
+            if module is not owner and any(m is decoder for m in module.modules()):
+                module.forward = self._stub
+        object.__setattr__(self, "_owner", owner)  # not a submodule: its decoder stays on meta
+
+    def _stub(self, *args, **kwargs) -> BaseModelOutputWithPast:
+        return BaseModelOutputWithPast(last_hidden_state=self._states)
+
+    @property
+    def dtype(self) -> str:
+        return name_of(self.lm_head.weight.dtype)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """states [batch, tokens, hidden], before the final norm -> logits [batch, tokens, rows]."""
+        self._states = self.norm(states)
+        ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
+        try:
+            return self._owner(input_ids=ids, use_cache=False).logits
+        finally:
+            self._states = None
+
+
+def with_weights(module: nn.Module, tensors: dict, prefix: str, rows=None) -> nn.Module:
+    """Gives a module on the meta device its weights from `tensors`."""
+    for name, parameter in list(module.named_parameters()):
+        if prefix + name not in tensors:
+            raise DraftmillError(f"target head: lacks {prefix}{name}; rebuild the target.")
+        weight = tensors[prefix + name]
+        if weight.shape != parameter.shape:
+            raise DraftmillError(
+                f"target head: {prefix}{name} has shape {tuple(weight.shape)}, but the model needs "
+                f"{tuple(parameter.shape)}; it belongs to another target."
+            )
+        weight = weight if rows is None else weight[rows]
+        setattr(module, name, nn.Parameter(weight, requires_grad=False))
+    return module

@@ -1,0 +1,148 @@
+"""The target as transformers knows it: its text configuration, its decoder, its tokenizer."""
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from torch import nn
+
+from draftmill.dtype_policy import DTYPES
+from draftmill.errors import DraftmillError
+
+transformers.utils.logging.disable_progress_bar()  # a bar in a log file is noise
+AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText")
+NORM_NAMES = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f")
+
+
+def read_manifest(path: str | Path) -> dict:
+    """The target's manifest.json, its checkpoint folder made absolute."""
+    path = Path(path)
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["checkpoint"] = str(path.parent / manifest["checkpoint"])
+    return manifest
+
+
+def config_of(manifest: dict) -> transformers.PretrainedConfig:
+    return transformers.AutoConfig.from_pretrained(
+        manifest["checkpoint"], trust_remote_code=manifest["trust_remote_code"]
+    )
+
+
+def text_config(config: transformers.PretrainedConfig) -> transformers.PretrainedConfig:
+    """The configuration of the text decoder, nested or not."""
+    return config.get_text_config(decoder=True)
+
+
+def auto_class(config: transformers.PretrainedConfig) -> type:
+    """The auto class that maps this configuration to a model with a language-model head."""
+    for name in AUTO_CLASSES:
+        auto = getattr(transformers, name)
+        if type(config) in auto._model_mapping:
+            return auto
+    raise DraftmillError(
+        f"target: transformers has no language model for model_type '{config.model_type}'; an "
+        "encoder-only or unknown model cannot be a target."
+    )
+
+
+def load(manifest: dict, dtype: str) -> nn.Module:
+    """The whole target in evaluation mode, every weight from the checkpoint.
+
+    Raises DraftmillError where the checkpoint lacks a key: it would be random otherwise.
+    """
+    config = config_of(manifest)
+    model, info = auto_class(config).from_pretrained(
+        manifest["checkpoint"],
+        dtype=DTYPES[dtype],
+        trust_remote_code=manifest["trust_remote_code"],
+        output_loading_info=True,
+    )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise DraftmillError(
+            f"{manifest['checkpoint']}: lacks {len(missing)} weights that the model needs, "
+            f"{missing[0]} first; they would be random; complete the checkpoint."
+        )
+    return model.eval()
+
+
+def meta_model(config: transformers.PretrainedConfig) -> nn.Module:
+    """The model's modules without memory or weights."""
+    with torch.device("meta"):
+        return auto_class(config).from_config(config).eval()
+
+
+def text_decoder(model: nn.Module) -> nn.Module:
+    """The module that owns the list of decoder layers of the text model."""
+    layers = text_config(model.config).num_hidden_layers
+    owners = [
+        module
+        for module in model.get_decoder().modules()
+        if any(isinstance(c, nn.ModuleList) and len(c) == layers for c in module.children())
+    ]
+    if not owners:
+        raise DraftmillError(
+            f"target: no list of {layers} decoder layers found in {type(model).__name__}."
+        )
+    return owners[0]
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The decoder layers, in order."""
+    layers = text_config(model.config).num_hidden_layers
+    lists = (c for c in text_decoder(model).children() if isinstance(c, nn.ModuleList))
+    return max(
+        (c for c in lists if len(c) == layers), key=lambda c: sum(p.numel() for p in c.parameters())
+    )
+
+
+def final_norm(model: nn.Module) -> nn.Module:
+    """The norm between the last decoder layer and the head."""
+    decoder = text_decoder(model)
+    for name in NORM_NAMES:
+        if isinstance(getattr(decoder, name, None), nn.Module):
+            return getattr(decoder, name)
+    raise DraftmillError(
+        f"target: {type(decoder).__name__} has no final norm under a known name "
+        f"({', '.join(NORM_NAMES)})."
+    )
+
+
+def check_layers(layers: list[int], count: int, capture: str) -> None:
+    """Refuses layers that the target lacks, and its last one, which would hand over the answer."""
+    for layer in layers:
+        if layer >= count:
+            raise DraftmillError(
+                f"config: {capture} names output_of {layer}, but the target has {count} decoder "
+                f"layers, 0 to {count - 1}."
+            )
+        if layer == count - 1:
+            raise DraftmillError(
+                f"config: {capture} names output_of {layer}, the target's final layer: a "
+                "drafter that reads it reads the answer; name layers below it."
+            )
+
+
+def tokenizer_of(manifest: dict) -> transformers.PreTrainedTokenizerBase:
+    return transformers.AutoTokenizer.from_pretrained(
+        manifest["checkpoint"], trust_remote_code=manifest["trust_remote_code"]
+    )
+
+
+def stop_ids(manifest: dict) -> list[int]:
+    """The token ids that end an answer: generation config first, else the text configuration."""
+    folder = Path(manifest["checkpoint"])
+    found = None
+    if (folder / "generation_config.json").is_file():
+        found = json.loads((folder / "generation_config.json").read_text()).get("eos_token_id")
+    if found is None:
+        found = text_config(config_of(manifest)).eos_token_id
+    if found is None:
+        raise DraftmillError(f"{folder}: names no eos_token_id, so no answer could ever end.")
+    return [found] if isinstance(found, int) else list(found)
+
+
+def context_length(manifest: dict) -> int:
+    """The longest sequence, in tokens, that the target's positions were made for."""
+    return text_config(config_of(manifest)).max_position_embeddings

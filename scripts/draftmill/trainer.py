@@ -1,0 +1,174 @@
+"""The training loop: small, on accelerate, the same bytes after an interruption as without one."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from draftmill import training_state
+from draftmill.dtype_policy import Ledger, name_of
+from draftmill.errors import DraftmillError
+from draftmill.packing import epoch_order, pack, packs
+from draftmill.state_dataset import StateDataset
+from draftmill.training_state import Progress, trainable
+
+PROGRESS_EVERY = 10  # steps between progress lines
+
+
+def learning_rate(step: int, settings: dict) -> float:
+    """Linear warm-up, then a cosine from the peak to its final ratio; `step` counts from 0."""
+    peak, last = settings["learning_rate"], settings["final_learning_rate_ratio"]
+    warm = min(1.0, (step + 1) / max(1, settings["warmup_steps"]))
+    cosine = 0.5 * (1 + math.cos(math.pi * step / settings["steps"]))
+    return peak * warm * (last + (1 - last) * cosine)
+
+
+class Trainer:
+    """Trains `model`, whose forward(batch) gives (loss, metrics), on packed samples.
+
+    settings: the `training` section of a drafter. prepare: a sample as the algorithm sees it.
+    dtype: the declared compute dtype.
+    """
+
+    def __init__(
+        self, model: nn.Module, settings: dict, prepare: Callable, dtype: str, ledger: Ledger
+    ):
+        self.settings, self.prepare, self.dtype, self.ledger = settings, prepare, dtype, ledger
+        autocast = settings["precision"] == "mixed" and dtype == "bfloat16"
+        self.accelerator = Accelerator(mixed_precision="bf16" if autocast else "no")
+        optimizer = torch.optim.AdamW(
+            trainable(model).values(),
+            lr=settings["learning_rate"],
+            betas=tuple(settings["betas"]),
+            weight_decay=settings["weight_decay"],
+        )
+        self.bare = model
+        self.model, self.prepared = self.accelerator.prepare(model, optimizer)
+        self.optimizer = optimizer
+        self.best: dict[str, torch.Tensor] = {}
+
+    def run(self, train: StateDataset, validation: StateDataset, resume: Path) -> Progress:
+        """All steps; afterwards the model holds the weights of the best validation loss."""
+        progress, self.best = training_state.restore(resume, self.bare, self.optimizer)
+        began, first_step, first_token = time.monotonic(), progress.step, progress.tokens
+        batches = self._batches(train, progress)
+        self.model.train()
+        while progress.step < self.settings["steps"]:
+            progress.metrics.append(self._step(batches, progress))
+            last = progress.step == self.settings["steps"]
+            if last or progress.step % self.settings["validate_every"] == 0:
+                self._validate(validation, progress)
+            if not last and progress.step % self.settings["save_every"] == 0:
+                training_state.save(resume, progress, self.bare, self.optimizer, self.best)
+            if last or progress.step % PROGRESS_EVERY == 0:
+                seconds = time.monotonic() - began
+                left = seconds / (progress.step - first_step)
+                left *= self.settings["steps"] - progress.step
+                print(
+                    f"step {progress.step}/{self.settings['steps']} "
+                    f"loss {progress.metrics[-1]['loss']:.4f} "
+                    f"{(progress.tokens - first_token) / seconds:.0f} tokens/s, {left:.0f} s left",
+                    flush=True,
+                )
+        with torch.no_grad():
+            for name, parameter in trainable(self.bare).items():
+                parameter.copy_(self.best[name])
+        return progress
+
+    def _batches(self, data: StateDataset, progress: Progress) -> Iterator[dict]:
+        """Endless packed batches from the saved place on; keeps the place in `progress`."""
+        limit = self.settings["tokens_per_batch"]
+        lengths = [data.about(i)["tokens"] - 1 for i in range(len(data))]
+        while True:
+            order = epoch_order(len(data), self.settings["seed"], progress.epoch)
+            for group in list(packs(order, lengths, limit))[progress.pack :]:
+                progress.pack += 1
+                yield self._load(data, group)
+            progress.epoch, progress.pack = progress.epoch + 1, 0
+
+    def _load(self, data: StateDataset, group: list[int]) -> dict[str, torch.Tensor]:
+        batch = pack([self.prepare(data[i]) for i in group], self.settings["tokens_per_batch"])
+        for name in ("aux", "last"):
+            self.ledger.expect(f"hidden states in training ({name})", batch[name].dtype, self.dtype)
+        return {k: v.to(self.accelerator.device) for k, v in batch.items()}
+
+    def _step(self, batches: Iterator[dict], progress: Progress) -> dict:
+        rate = learning_rate(progress.step, self.settings)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        count = self.settings["gradient_accumulation"]
+        total, sums, tokens = 0.0, {}, 0
+        for _ in range(count):
+            batch = next(batches)
+            loss, metrics = self.model(batch)
+            self.ledger.expect("training loss", loss.dtype, "float32")
+            self.accelerator.backward(loss / count)
+            total += loss.item() / count
+            tokens += batch["input_ids"].numel()
+            add_metrics(sums, metrics)
+        norm = self.accelerator.clip_grad_norm_(
+            trainable(self.bare).values(), self.settings["max_grad_norm"]
+        )
+        if not math.isfinite(total) or not torch.isfinite(norm):
+            raise DraftmillError(
+                f"training: loss {total} and gradient norm {float(norm)} at step {progress.step + 1} "
+                "are not finite; lower training.learning_rate or look at the gates' figures."
+            )
+        self.prepared.step()
+        self.prepared.zero_grad()
+        progress.step += 1
+        progress.tokens += tokens
+        row = {"kind": "train", "step": progress.step, "epoch": progress.epoch, "loss": total}
+        extra = {"learning_rate": rate, "gradient_norm": float(norm), "tokens": tokens}
+        return row | extra | accuracies(sums)
+
+    @torch.no_grad()
+    def _validate(self, data: StateDataset, progress: Progress) -> None:
+        """Mean loss over the validation sources, one pack at a time; keeps the best weights."""
+        self.model.eval()
+        lengths = [data.about(i)["tokens"] - 1 for i in range(len(data))]
+        limit = self.settings["tokens_per_batch"]
+        total, weight, sums = 0.0, 0, {}
+        for group in packs(list(range(len(data))), lengths, limit):
+            batch = self._load(data, group)
+            loss, metrics = self.model(batch)
+            scored = int(batch["loss_mask"].sum())
+            total, weight = total + loss.item() * scored, weight + scored
+            add_metrics(sums, metrics)
+        self.model.train()
+        if not weight:
+            raise DraftmillError("training: the validation sources hold no supervised token.")
+        loss = total / weight
+        row = {"kind": "validation", "step": progress.step, "epoch": progress.epoch, "loss": loss}
+        progress.metrics.append(row | {"tokens": weight} | accuracies(sums))
+        print(f"step {progress.step}: validation loss {loss:.4f}", flush=True)
+        if loss < progress.best_loss:
+            progress.best_loss, progress.best_step = loss, progress.step
+            self.best = {n: p.detach().clone().cpu() for n, p in trainable(self.bare).items()}
+
+
+def add_metrics(sums: dict[str, float], metrics: dict[str, torch.Tensor]) -> None:
+    for key, value in metrics.items():
+        sums[key] = sums.get(key, 0.0) + float(value)
+
+
+def accuracies(sums: dict[str, float]) -> dict[str, float]:
+    """Share of right drafts per draft position, over all positions (not along accepted chains)."""
+    names = sorted(k.removesuffix("_sum") for k in sums if k.startswith("full_acc_"))
+    return {
+        name: sums[f"{name}_sum"] / max(1.0, sums[f"{name}_total"])
+        for name in dict.fromkeys(n for n in names if f"{n}_sum" in sums)
+    }
+
+
+def compute_dtype_hook(ledger: Ledger, declared: str) -> Callable:
+    """A forward hook that checks the dtype a layer really computes in."""
+
+    def hook(module: nn.Module, args: tuple, output: torch.Tensor) -> None:
+        ledger.expect("drafter compute", name_of(output.dtype), declared)
+
+    return hook

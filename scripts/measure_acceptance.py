@@ -1,0 +1,127 @@
+"""tau of a drafter on one test source, exact and greedy, from the stored evaluation states."""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from draftmill import acceptance, eagle3
+from draftmill.atomic import sha256_of, write_json
+from draftmill.dtype_policy import Ledger
+from draftmill.errors import DraftmillError
+from draftmill.repetition import repeated_share
+from draftmill.stage import Stage
+from draftmill.state_dataset import StateDataset
+from draftmill.target_model import read_manifest
+
+DRAFTERS = {"eagle3": eagle3}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--settings", required=True, type=Stage.parse)
+    parser.add_argument("--target", required=True, type=Path, help="the target's manifest.json")
+    parser.add_argument("--drafter", required=True, type=Path, help="the drafter's folder")
+    parser.add_argument("--hidden-states", required=True, type=Path, help="the source's manifest")
+    parser.add_argument("--output", required=True, type=Path)
+    options = parser.parse_args()
+    measure(
+        options.settings, options.target, options.drafter, options.hidden_states, options.output
+    )
+
+
+def measure(stage: Stage, target: Path, folder: Path, states: Path, output: Path) -> None:
+    settings = stage.config
+    manifest = read_manifest(target)
+    stage.expect("target", target, manifest["fingerprint"])
+    run = json.loads((folder / "run.json").read_text())
+    stage.expect("drafter", folder / "run.json", run["fingerprint"])
+    data = StateDataset([states], manifest["dtype"])
+    stage.expect("hidden_states", states, data.fingerprints[0])
+    if len(data) == 0:
+        raise DraftmillError(f"{states}: holds no sample, so there is nothing to measure.")
+    ledger = Ledger()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    algorithm = DRAFTERS[run["algorithm"]]
+    drafter = algorithm.load(folder, device)
+    ledger.expect_module("drafter weights in evaluation", drafter, manifest["dtype"])
+    check_files(folder, run["files"])
+    check_layers(run, data, states)
+    found = evaluate(algorithm, drafter, data, settings["draft_tokens"], ledger, manifest["dtype"])
+    write_json(output, document(stage, manifest, run, found, drafter, ledger))
+
+
+def check_files(folder: Path, files: dict[str, str]) -> None:
+    for name, digest in files.items():
+        if sha256_of(folder / name) != digest:
+            raise DraftmillError(
+                f"{folder / name}: was edited after training (its SHA-256 is not the one in run.json); "
+                "delete it and start Snakemake again to train anew."
+            )
+
+
+def check_layers(run: dict, data: StateDataset, states: Path) -> None:
+    if run["layers"]["output_of"] != data.layers:
+        raise DraftmillError(
+            f"{states}: holds output_of {data.layers}, but the drafter was trained on "
+            f"{run['layers']['output_of']}."
+        )
+
+
+def evaluate(algorithm, drafter, data, draft_tokens: int, ledger: Ledger, dtype: str) -> dict:
+    """Walks every response; one teacher-forced pass of the drafter each."""
+    head = drafter.lm_head
+    hook = head.register_forward_hook(
+        lambda module, args, logits: ledger.expect("drafter logits", logits.dtype, dtype)
+    )
+    walks, abouts, texts, missing, known = [], [], [], 0, drafter.t2d
+    for index in range(len(data)):
+        sample, about = data[index], data.about(index)
+        ledger.expect("hidden states in evaluation", sample["aux"].dtype, dtype)
+        ids = sample["input_ids"].tolist()
+        proposals = algorithm.drafts(drafter, sample, draft_tokens)
+        walks.append(acceptance.walk(ids, about["start"], proposals, draft_tokens))
+        abouts.append(about)
+        texts.append(ids[about["start"] :])
+        if known is not None:
+            missing += int((~known.bool().cpu()[sample["input_ids"][about["start"] :]]).sum())
+    hook.remove()
+    outside = missing / max(1, sum(map(len, texts)))
+    return {"walks": walks, "abouts": abouts, "texts": texts, "outside": outside}
+
+
+def document(stage: Stage, manifest: dict, run: dict, found: dict, drafter, ledger: Ledger) -> dict:
+    settings, walks, abouts = stage.config, found["walks"], found["abouts"]
+    n = settings["repetition_ngram"]
+    categories = acceptance.by_category(walks, [a["category"] for a in abouts], settings)
+    for name, group in categories.items():
+        texts = [t for t, a in zip(found["texts"], abouts, strict=True) if a["category"] == name]
+        group["repetition"] = repeated_share(texts, n)
+    conditions = {
+        "temperature": 0,
+        "drafting": "chain",
+        "draft_tokens": settings["draft_tokens"],
+        "longest_response": max(map(len, found["texts"])),
+        "draft_vocab_size": drafter.draft_vocab_size,
+        "target": manifest["name"],
+        "dtype": manifest["dtype"],
+    }
+    return acceptance.summary(walks, settings) | {
+        "repetition": repeated_share(found["texts"], n),
+        "repetition_ngram": n,
+        "out_of_draft_vocab": found["outside"],
+        "categories": categories,
+        "conditions": conditions,
+        "per_response": [
+            {"row": a["row"], "turn": a["turn"], "emitted": w.emitted}
+            for a, w in zip(abouts, walks, strict=True)
+        ],
+        "drafter": {k: run[k] for k in ("algorithm", "seed", "steps", "best_step", "precision")},
+        "record": stage.record(dtypes=dict(ledger)),
+        "fingerprint": stage.fingerprint,
+    }
+
+
+if __name__ == "__main__":
+    main()
