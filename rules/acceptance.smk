@@ -4,36 +4,28 @@
 
 rule measure_acceptance:
     input:
-        drafter=[
-            f"{ROOT}/drafters/{{drafter}}/{name}"
-            for name in ("run.json", "config.json", "model.safetensors")
-        ],
-        manifest=lambda wildcards: STATES.format(
-            capture=PLAN.config["drafters"][wildcards.drafter]["capture"],
-            source=wildcards.source,
-        )
-        + "/manifest.json",
-        states=lambda wildcards: [
-            STATES.format(
-                capture=PLAN.config["drafters"][wildcards.drafter]["capture"],
-                source=wildcards.source,
-            )
-            + f"/{shard}.parquet"
-            for shard in PLAN.shards(wildcards.source)
-        ],
-        target=f"{ROOT}/target/manifest.json",
+        run=f"{DRAFTER}/run.json",
+        config=f"{DRAFTER}/config.json",
+        model=f"{DRAFTER}/model.safetensors",
+        manifest=measured_manifest,
+        states=measured_states,
+        target=TARGET,
     output:
-        acceptance=f"{ROOT}/acceptance/{{drafter}}/{{source}}.json",
-    params:
-        settings=settings("measure_acceptance"),
+        acceptance=ACCEPTANCE,
     log:
-        f"logs/{PLAN.config['run']}/measure_acceptance/{{drafter}}-{{source}}.log",
+        f"{LOGS}/measure_acceptance/{{drafter}}-{{source}}.log",
     benchmark:
-        f"logs/{PLAN.config['run']}/measure_acceptance/{{drafter}}-{{source}}.tsv"
+        f"{LOGS}/measure_acceptance/{{drafter}}-{{source}}.tsv"
+    container:
+        IMAGE_CUDA
     threads: 1
     resources:
         mem_mb=4000,
+    params:
+        settings=settings("measure_acceptance"),
     shell:
-        "exec {LAUNCH}/measure_acceptance.py --settings {params.settings:q}"
-        f" --target {{input.target}} --drafter {ROOT}/drafters/{{wildcards.drafter}}"
-        " --hidden-states {input.manifest} --output {output.acceptance} > {log} 2>&1"
+        f"{LAUNCH}/measure_acceptance.py"
+        " --settings {params.settings:q}"
+        " --target {input.target} --drafter $(dirname {input.run})"
+        " --hidden-states {input.manifest} --output {output.acceptance}"
+        " > {log} 2>&1"

@@ -1,4 +1,4 @@
-# Configuration, plan and path patterns; no rules.
+# Configuration, plan, images and path patterns; no rules.
 #
 # PLAN knows every job's settings string: the code it runs, the slice of the configuration it needs and
 # the fingerprints of its inputs. Each rule has that string as its only param, so Snakemake sees as
@@ -9,22 +9,51 @@ import sys
 
 sys.path.insert(0, f"{workflow.basedir}/scripts")
 
-from draftmill.driver import session
+from draftmill.driver import images, session
 from draftmill.driver.config import completed
-from draftmill.driver.plan import Plan
+from draftmill.driver.plan import CHECKPOINT_FILES, Plan
 from draftmill.errors import DraftmillError
 
 try:
     PLAN = Plan(completed(config))
-    ROOT = PLAN.root
     SESSION = session.open_session(workflow, PLAN)
+    IN_CONTAINERS = bool(workflow.deployment_settings.deployment_method)
+    IMAGE_CPU = images.container("cpu", IN_CONTAINERS)
+    IMAGE_CUDA = images.container("cuda", IN_CONTAINERS)
 except DraftmillError as error:
     raise WorkflowError(str(error)) from None
 
-SCRIPTS = f"{workflow.basedir}/scripts"
-LAUNCH = f"python {SCRIPTS}/draftmill/launch.py --plan {session.plan_file(ROOT)} {SCRIPTS}"
-STATES = f"{ROOT}/hidden_states/{{capture}}/{{source}}"
-keep_states = PLAN.config["hidden_states"]["keep_states"]
+
+onstart:
+    session.begin(SESSION)
+
+
+ROOT = PLAN.root
+LOGS = f"logs/{PLAN.config['run']}"
+SCRIPTS = os.path.relpath(f"{workflow.basedir}/scripts")
+# exec: the job's process is the script's own, so that signals reach it
+LAUNCH = f"exec python {SCRIPTS}/draftmill/launch.py --plan {session.plan_file(ROOT)} {SCRIPTS}"
+
+TARGET = f"{ROOT}/target/manifest.json"
+HEAD = f"{ROOT}/target/head.safetensors"
+PROMPTS = f"{ROOT}/prompts/{{source}}/{{shard}}.parquet"
+RESPONSES = f"{ROOT}/responses/{{source}}/{{shard}}.parquet"
+TOKENS = f"{ROOT}/tokens/{{source}}/{{shard}}.parquet"
+STATES = f"{ROOT}/hidden_states/{{capture}}/{{source}}/{{shard}}.parquet"
+MANIFEST = f"{ROOT}/hidden_states/{{capture}}/{{source}}/manifest.json"
+GATE = f"{ROOT}/gates/{{capture}}/{{source}}/{{shard}}.json"
+LEAKS = f"{ROOT}/gates/leaks.json"
+DRAFT_VOCAB = f"{ROOT}/draft_vocab/{{drafter}}.safetensors"
+DRAFTER = f"{ROOT}/drafters/{{drafter}}"
+ACCEPTANCE = f"{ROOT}/acceptance/{{drafter}}/{{source}}.json"
+FIGURES = f"{ROOT}/figures"
+
+# a GGUF is unpacked here into a checkpoint; other targets are used where they are
+CHECKPOINT = (
+    [f"{ROOT}/target/checkpoint/{name}" for name in CHECKPOINT_FILES]
+    if PLAN.config["target"]["package"]
+    else []
+)
 
 
 wildcard_constraints:
@@ -34,24 +63,82 @@ wildcard_constraints:
     shard=r"\d+",
 
 
-onstart:
-    session.begin(SESSION)
-
-
 def settings(rule):
     """The params function of a rule: its settings string for the job's wildcards."""
     return lambda wildcards: PLAN.settings(rule, **wildcards)
 
 
-def of_sources(pattern, names):
-    """A path pattern expanded over all shards of the named sources."""
-    return [
-        pattern.format(source=name, shard=shard)
-        for name in names
-        for shard in PLAN.shards(name)
+def temporary(path):
+    """A hidden-state shard, deleted after its last use where keep_states is false."""
+    return path if PLAN.config["hidden_states"]["keep_states"] else temp(path)
+
+
+def over_shards(pattern, names, **fixed):
+    """A path pattern over all shards of the named sources."""
+    return [pattern.format(source=n, shard=s, **fixed) for n in names for s in PLAN.shards(n)]
+
+
+def counted(*roles):
+    """The sources with these roles as NAME:SHARDS, for scripts that read whole folders."""
+    return " ".join(f"{name}:{len(PLAN.shards(name))}" for name in PLAN.with_role(*roles))
+
+
+def source_file(wildcards):
+    """The file behind a source: ancient, since the settings hold the digest of the shard's rows."""
+    path = PLAN.config["sources"][wildcards.source]["path"]
+    return ancient(path) if path else []
+
+
+def responses_of(wildcards):
+    """The generated answers of a shard; nothing where the source gives its own."""
+    return RESPONSES.format(**wildcards) if PLAN.generates(wildcards.source) else []
+
+
+def shards_of(pattern):
+    """A pattern over the shards of a job's source."""
+    return lambda wildcards: over_shards(pattern, [wildcards.source], capture=wildcards.capture)
+
+
+def gates_of(wildcards):
+    """The gates of a manifest's shards: they must have passed, but their code stales nothing."""
+    return [ancient(path) for path in shards_of(GATE)(wildcards)]
+
+
+def capture_of(drafter):
+    return PLAN.config["drafters"][drafter]["capture"]
+
+
+def manifests_of(*roles):
+    """The manifests of the sources with these roles, in a drafter's capture."""
+    return lambda wildcards: [
+        MANIFEST.format(capture=capture_of(wildcards.drafter), source=name)
+        for name in PLAN.with_role(*roles)
     ]
 
 
-def counted(names):
-    """The named sources as NAME:SHARDS, for scripts that read whole folders."""
-    return [f"{name}:{len(PLAN.shards(name))}" for name in names]
+def states_of(*roles):
+    """The shards behind those manifests: named, so that temporary ones live until they are used."""
+    return lambda wildcards: over_shards(
+        STATES, PLAN.with_role(*roles), capture=capture_of(wildcards.drafter)
+    )
+
+
+def measured_manifest(wildcards):
+    return MANIFEST.format(capture=capture_of(wildcards.drafter), source=wildcards.source)
+
+
+def measured_states(wildcards):
+    return over_shards(STATES, [wildcards.source], capture=capture_of(wildcards.drafter))
+
+
+def of_drafters(pattern):
+    """A path pattern over all drafters."""
+    return [pattern.format(drafter=name) for name in PLAN.config["drafters"]]
+
+
+ALL_MEASURED = [ACCEPTANCE.format(**at) for at in PLAN.measured()]
+ALL_GATES = [
+    path
+    for capture, source in PLAN.captured()
+    for path in over_shards(GATE, [source], capture=capture)
+]

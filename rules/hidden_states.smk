@@ -5,79 +5,76 @@
 
 rule extract_hidden_states:
     input:
-        tokens=f"{ROOT}/tokens/{{source}}/{{shard}}.parquet",
-        target=f"{ROOT}/target/manifest.json",
+        tokens=TOKENS,
+        target=TARGET,
     output:
-        states=(
-            f"{STATES}/{{shard}}.parquet"
-            if keep_states
-            else temp(f"{STATES}/{{shard}}.parquet")
-        ),
-    params:
-        settings=settings("extract_hidden_states"),
+        states=temporary(STATES),
     log:
-        f"logs/{PLAN.config['run']}/extract_hidden_states/{{capture}}-{{source}}-{{shard}}.log",
+        f"{LOGS}/extract_hidden_states/{{capture}}-{{source}}-{{shard}}.log",
     benchmark:
-        f"logs/{PLAN.config['run']}/extract_hidden_states/{{capture}}-{{source}}-{{shard}}.tsv"
+        f"{LOGS}/extract_hidden_states/{{capture}}-{{source}}-{{shard}}.tsv"
+    container:
+        IMAGE_CUDA
     threads: 1
     resources:
         mem_mb=4000,
+    params:
+        settings=settings("extract_hidden_states"),
     shell:
-        "exec {LAUNCH}/extract_hidden_states.py --settings {params.settings:q}"
+        f"{LAUNCH}/extract_hidden_states.py"
+        " --settings {params.settings:q}"
         " --target {input.target} --tokens {input.tokens}"
-        " --output {output.states} > {log} 2>&1"
+        " --output {output.states}"
+        " > {log} 2>&1"
 
 
 rule gate_hidden_states:
     input:
-        states=f"{STATES}/{{shard}}.parquet",
-        tokens=f"{ROOT}/tokens/{{source}}/{{shard}}.parquet",
-        target=f"{ROOT}/target/manifest.json",
-        head=f"{ROOT}/target/head.safetensors",
+        states=STATES,
+        tokens=TOKENS,
+        target=TARGET,
+        head=HEAD,
     output:
-        gate=f"{ROOT}/gates/{{capture}}/{{source}}/{{shard}}.json",
-    params:
-        settings=settings("gate_hidden_states"),
+        gate=GATE,
     log:
-        f"logs/{PLAN.config['run']}/gate_hidden_states/{{capture}}-{{source}}-{{shard}}.log",
+        f"{LOGS}/gate_hidden_states/{{capture}}-{{source}}-{{shard}}.log",
     benchmark:
-        f"logs/{PLAN.config['run']}/gate_hidden_states/{{capture}}-{{source}}-{{shard}}.tsv"
+        f"{LOGS}/gate_hidden_states/{{capture}}-{{source}}-{{shard}}.tsv"
+    container:
+        IMAGE_CUDA
     threads: 1
     resources:
         mem_mb=4000,
+    params:
+        settings=settings("gate_hidden_states"),
     shell:
-        "exec {LAUNCH}/gate_hidden_states.py --settings {params.settings:q}"
+        f"{LAUNCH}/gate_hidden_states.py"
+        " --settings {params.settings:q}"
         " --target {input.target} --head {input.head} --tokens {input.tokens}"
-        " --hidden-states {input.states} --output {output.gate} > {log} 2>&1"
-
-
-def shards_of(pattern):
-    """The shard files of a capture of a source."""
-    return lambda wildcards: [
-        pattern.format(capture=wildcards.capture, source=wildcards.source, shard=shard)
-        for shard in PLAN.shards(wildcards.source)
-    ]
+        " --hidden-states {input.states} --output {output.gate}"
+        " > {log} 2>&1"
 
 
 rule index_hidden_states:
     input:
-        states=shards_of(f"{STATES}/{{shard}}.parquet"),
-        gates=lambda wildcards: ancient(
-            shards_of(f"{ROOT}/gates/{{capture}}/{{source}}/{{shard}}.json")(wildcards)
-        ),
-        target=f"{ROOT}/target/manifest.json",
+        states=shards_of(STATES),
+        gates=gates_of,
+        target=TARGET,
     output:
-        manifest=f"{STATES}/manifest.json",
-    params:
-        settings=settings("index_hidden_states"),
+        manifest=MANIFEST,
     log:
-        f"logs/{PLAN.config['run']}/index_hidden_states/{{capture}}-{{source}}.log",
+        f"{LOGS}/index_hidden_states/{{capture}}-{{source}}.log",
     benchmark:
-        f"logs/{PLAN.config['run']}/index_hidden_states/{{capture}}-{{source}}.tsv"
+        f"{LOGS}/index_hidden_states/{{capture}}-{{source}}.tsv"
+    container:
+        IMAGE_CPU
     threads: 1
     resources:
         mem_mb=1000,
+    params:
+        settings=settings("index_hidden_states"),
     shell:
-        "exec {LAUNCH}/index_hidden_states.py --settings {params.settings:q}"
-        " --target {input.target} --shards $(echo {input.states} | wc -w)"
-        " --output {output.manifest} > {log} 2>&1"
+        f"{LAUNCH}/index_hidden_states.py"
+        " --settings {params.settings:q}"
+        " --target {input.target} --output {output.manifest}"
+        " > {log} 2>&1"

@@ -2,48 +2,48 @@
 # out: prompts/{source}/{shard}.parquet: conversations; gates/leaks.json: no prompt on two sides
 
 
-def source_file(wildcards):
-    """The file behind a source: ancient, since the settings hold the digest of the shard's rows."""
-    path = PLAN.config["sources"][wildcards.source]["path"]
-    return ancient(path) if path else []
-
-
 rule prepare_prompts:
     input:
         source=source_file,
     output:
-        prompts=f"{ROOT}/prompts/{{source}}/{{shard}}.parquet",
-    params:
-        settings=settings("prepare_prompts"),
+        prompts=PROMPTS,
     log:
-        f"logs/{PLAN.config['run']}/prepare_prompts/{{source}}-{{shard}}.log",
+        f"{LOGS}/prepare_prompts/{{source}}-{{shard}}.log",
     benchmark:
-        f"logs/{PLAN.config['run']}/prepare_prompts/{{source}}-{{shard}}.tsv"
+        f"{LOGS}/prepare_prompts/{{source}}-{{shard}}.tsv"
+    container:
+        IMAGE_CPU
     threads: 1
     resources:
         mem_mb=1000,
+    params:
+        settings=settings("prepare_prompts"),
     shell:
-        "exec {LAUNCH}/prepare_prompts.py --settings {params.settings:q}"
-        " --output {output.prompts} > {log} 2>&1"
+        f"{LAUNCH}/prepare_prompts.py"
+        " --settings {params.settings:q}"
+        " --output {output.prompts}"
+        " > {log} 2>&1"
 
 
 rule check_leaks:
     input:
-        prompts=of_sources(
-            f"{ROOT}/prompts/{{source}}/{{shard}}.parquet", PLAN.config["sources"]
-        ),
+        prompts=over_shards(PROMPTS, PLAN.config["sources"]),
     output:
-        gate=f"{ROOT}/gates/leaks.json",
-    params:
-        settings=settings("check_leaks"),
+        gate=LEAKS,
     log:
-        f"logs/{PLAN.config['run']}/check_leaks/all.log",
+        f"{LOGS}/check_leaks/all.log",
     benchmark:
-        f"logs/{PLAN.config['run']}/check_leaks/all.tsv"
+        f"{LOGS}/check_leaks/all.tsv"
+    container:
+        IMAGE_CPU
     threads: 1
     resources:
         mem_mb=2000,
+    params:
+        settings=settings("check_leaks"),
     shell:
-        "exec {LAUNCH}/check_leaks.py --settings {params.settings:q}"
-        f" --prompts {ROOT}/prompts --sources {' '.join(counted(PLAN.config['sources']))}"
-        " --output {output.gate} > {log} 2>&1"
+        f"{LAUNCH}/check_leaks.py"
+        " --settings {params.settings:q}"
+        f" --prompts {ROOT}/prompts --sources {counted()}"
+        " --output {output.gate}"
+        " > {log} 2>&1"

@@ -2,73 +2,59 @@
 # out: figures/*.svg, report.html, summary.tsv
 
 
-MEASURED = [
-    f"{ROOT}/acceptance/{m['drafter']}/{m['source']}.json" for m in PLAN.measured()
-]
-RUNS = [f"{ROOT}/drafters/{drafter}/run.json" for drafter in PLAN.config["drafters"]]
-
-
 rule plot:
     input:
-        acceptance=MEASURED,
-        metrics=[path.replace("run.json", "metrics.parquet") for path in RUNS],
-        runs=RUNS,
+        acceptance=ALL_MEASURED,
+        metrics=of_drafters(f"{DRAFTER}/metrics.parquet"),
     output:
-        training=report(f"{ROOT}/figures/training.svg", caption="report/training.rst"),
-        acceptance=report(
-            f"{ROOT}/figures/acceptance.svg", caption="report/acceptance.rst"
-        ),
-    params:
-        settings=settings("plot"),
+        training=report(f"{FIGURES}/training.svg", caption="report/training.rst"),
+        per_position=report(f"{FIGURES}/acceptance.svg", caption="report/acceptance.rst"),
     log:
-        f"logs/{PLAN.config['run']}/plot/all.log",
+        f"{LOGS}/plot/all.log",
     benchmark:
-        f"logs/{PLAN.config['run']}/plot/all.tsv"
+        f"{LOGS}/plot/all.tsv"
+    container:
+        IMAGE_CPU
     threads: 1
     resources:
         mem_mb=1000,
+    params:
+        settings=settings("plot"),
     shell:
-        "exec {LAUNCH}/plot.py --settings {params.settings:q}"
+        f"{LAUNCH}/plot.py"
+        " --settings {params.settings:q}"
         " --acceptance {input.acceptance} --metrics {input.metrics}"
-        " --training {output.training} --per-position {output.acceptance} > {log} 2>&1"
+        " --training {output.training} --per-position {output.per_position}"
+        " > {log} 2>&1"
 
 
 rule report:
     input:
-        acceptance=MEASURED,
-        runs=RUNS,
-        gates=of_sources(
-            f"{ROOT}/tokens/{{source}}/{{shard}}.parquet", PLAN.config["sources"]
-        )
-        + [
-            gate.replace("/CAPTURE/", f"/{capture}/")
-            for capture in PLAN.captures()
-            for gate in of_sources(
-                f"{ROOT}/gates/CAPTURE/{{source}}/{{shard}}.json",
-                PLAN.config["sources"],
-            )
-        ],
-        leaks=f"{ROOT}/gates/leaks.json",
-        vocab=[
-            f"{ROOT}/draft_vocab/{drafter}.safetensors"
-            for drafter in PLAN.config["drafters"]
-        ],
-        target=f"{ROOT}/target/manifest.json",
-        training=f"{ROOT}/figures/training.svg",
-        figure=f"{ROOT}/figures/acceptance.svg",
+        acceptance=ALL_MEASURED,
+        runs=of_drafters(f"{DRAFTER}/run.json"),
+        vocab=of_drafters(DRAFT_VOCAB),
+        tokens=over_shards(TOKENS, PLAN.config["sources"]),
+        gates=ALL_GATES,
+        leaks=LEAKS,
+        target=TARGET,
+        figures=[f"{FIGURES}/training.svg", f"{FIGURES}/acceptance.svg"],
     output:
         html=report(f"{ROOT}/report.html", caption="report/report.rst"),
         summary=f"{ROOT}/summary.tsv",
-    params:
-        settings=settings("report"),
     log:
-        f"logs/{PLAN.config['run']}/report/all.log",
+        f"{LOGS}/report/all.log",
     benchmark:
-        f"logs/{PLAN.config['run']}/report/all.tsv"
+        f"{LOGS}/report/all.tsv"
+    container:
+        IMAGE_CPU
     threads: 1
     resources:
         mem_mb=1000,
+    params:
+        settings=settings("report"),
     shell:
-        "exec {LAUNCH}/report.py --settings {params.settings:q}"
-        f" --root {ROOT} --logs logs/{PLAN.config['run']}"
-        " --html {output.html} --summary {output.summary} > {log} 2>&1"
+        f"{LAUNCH}/report.py"
+        " --settings {params.settings:q}"
+        f" --root {ROOT} --logs {LOGS}"
+        " --html {output.html} --summary {output.summary}"
+        " > {log} 2>&1"

@@ -5,48 +5,50 @@
 
 rule generate_responses:
     input:
-        prompts=f"{ROOT}/prompts/{{source}}/{{shard}}.parquet",
-        target=f"{ROOT}/target/manifest.json",
+        prompts=PROMPTS,
+        target=TARGET,
     output:
-        responses=f"{ROOT}/responses/{{source}}/{{shard}}.parquet",
-    params:
-        settings=settings("generate_responses"),
+        responses=RESPONSES,
     log:
-        f"logs/{PLAN.config['run']}/generate_responses/{{source}}-{{shard}}.log",
+        f"{LOGS}/generate_responses/{{source}}-{{shard}}.log",
     benchmark:
-        f"logs/{PLAN.config['run']}/generate_responses/{{source}}-{{shard}}.tsv"
+        f"{LOGS}/generate_responses/{{source}}-{{shard}}.tsv"
+    container:
+        IMAGE_CUDA
     threads: 1
     resources:
         mem_mb=4000,
+    params:
+        settings=settings("generate_responses"),
     shell:
-        "exec {LAUNCH}/generate_responses.py --settings {params.settings:q}"
+        f"{LAUNCH}/generate_responses.py"
+        " --settings {params.settings:q}"
         " --target {input.target} --prompts {input.prompts}"
-        " --output {output.responses} > {log} 2>&1"
-
-
-def responses_of(wildcards):
-    """The generated answers of a shard; nothing where the source gives its own."""
-    path = f"{ROOT}/responses/{wildcards.source}/{wildcards.shard}.parquet"
-    return path if PLAN.generates(wildcards.source) else []
+        " --output {output.responses}"
+        " > {log} 2>&1"
 
 
 rule tokenize_conversations:
     input:
-        prompts=f"{ROOT}/prompts/{{source}}/{{shard}}.parquet",
+        prompts=PROMPTS,
         responses=responses_of,
-        target=f"{ROOT}/target/manifest.json",
+        target=TARGET,
     output:
-        tokens=f"{ROOT}/tokens/{{source}}/{{shard}}.parquet",
-    params:
-        settings=settings("tokenize_conversations"),
+        tokens=TOKENS,
     log:
-        f"logs/{PLAN.config['run']}/tokenize_conversations/{{source}}-{{shard}}.log",
+        f"{LOGS}/tokenize_conversations/{{source}}-{{shard}}.log",
     benchmark:
-        f"logs/{PLAN.config['run']}/tokenize_conversations/{{source}}-{{shard}}.tsv"
+        f"{LOGS}/tokenize_conversations/{{source}}-{{shard}}.tsv"
+    container:
+        IMAGE_CPU
     threads: 1
     resources:
         mem_mb=2000,
+    params:
+        settings=settings("tokenize_conversations"),
     shell:
-        "exec {LAUNCH}/tokenize_conversations.py --settings {params.settings:q}"
-        " --target {input.target} --prompts {input.prompts}"
-        " --responses {input.responses} --output {output.tokens} > {log} 2>&1"
+        f"{LAUNCH}/tokenize_conversations.py"
+        " --settings {params.settings:q}"
+        " --target {input.target} --prompts {input.prompts} --responses {input.responses}"
+        " --output {output.tokens}"
+        " > {log} 2>&1"

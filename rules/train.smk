@@ -5,48 +5,28 @@
 
 rule build_draft_vocab:
     input:
-        tokens=of_sources(
-            f"{ROOT}/tokens/{{source}}/{{shard}}.parquet", PLAN.with_role("train")
-        ),
-        target=f"{ROOT}/target/manifest.json",
+        tokens=over_shards(TOKENS, PLAN.with_role("train")),
+        target=TARGET,
     output:
-        vocab=f"{ROOT}/draft_vocab/{{drafter}}.safetensors",
-    params:
-        settings=settings("build_draft_vocab"),
+        vocab=DRAFT_VOCAB,
     log:
-        f"logs/{PLAN.config['run']}/build_draft_vocab/{{drafter}}.log",
+        f"{LOGS}/build_draft_vocab/{{drafter}}.log",
     benchmark:
-        f"logs/{PLAN.config['run']}/build_draft_vocab/{{drafter}}.tsv"
+        f"{LOGS}/build_draft_vocab/{{drafter}}.tsv"
+    container:
+        IMAGE_CPU
     threads: 1
     resources:
         mem_mb=2000,
+    params:
+        settings=settings("build_draft_vocab"),
     shell:
-        "exec {LAUNCH}/build_draft_vocab.py --settings {params.settings:q}"
+        f"{LAUNCH}/build_draft_vocab.py"
+        " --settings {params.settings:q}"
         " --target {input.target}"
-        f" --tokens {ROOT}/tokens --sources {' '.join(counted(PLAN.with_role('train')))}"
-        " --output {output.vocab} > {log} 2>&1"
-
-
-def manifests_of(*roles):
-    """The manifests of the sources with these roles in a drafter's capture."""
-    return lambda wildcards: [
-        STATES.format(
-            capture=PLAN.config["drafters"][wildcards.drafter]["capture"], source=name
-        )
-        + "/manifest.json"
-        for name in PLAN.with_role(*roles)
-    ]
-
-
-def states_of(*roles):
-    """The shards behind those manifests: named, so that temporary ones live until they are used."""
-    return lambda wildcards: [
-        path.replace("manifest.json", f"{shard}.parquet")
-        for name, path in zip(
-            PLAN.with_role(*roles), manifests_of(*roles)(wildcards), strict=True
-        )
-        for shard in PLAN.shards(name)
-    ]
+        f" --tokens {ROOT}/tokens --sources {counted('train')}"
+        " --output {output.vocab}"
+        " > {log} 2>&1"
 
 
 rule train_eagle3:
@@ -54,27 +34,30 @@ rule train_eagle3:
         train=manifests_of("train"),
         validation=manifests_of("validation"),
         states=states_of("train", "validation"),
-        vocab=f"{ROOT}/draft_vocab/{{drafter}}.safetensors",
-        target=f"{ROOT}/target/manifest.json",
-        head=f"{ROOT}/target/head.safetensors",
-        leaks=ancient(f"{ROOT}/gates/leaks.json"),
+        vocab=DRAFT_VOCAB,
+        target=TARGET,
+        head=HEAD,
+        leaks=ancient(LEAKS),
     output:
-        config=f"{ROOT}/drafters/{{drafter}}/config.json",
-        model=f"{ROOT}/drafters/{{drafter}}/model.safetensors",
-        metrics=f"{ROOT}/drafters/{{drafter}}/metrics.parquet",
-        run=f"{ROOT}/drafters/{{drafter}}/run.json",
-    params:
-        settings=settings("train_eagle3"),
+        config=f"{DRAFTER}/config.json",
+        model=f"{DRAFTER}/model.safetensors",
+        metrics=f"{DRAFTER}/metrics.parquet",
+        run=f"{DRAFTER}/run.json",
     log:
-        f"logs/{PLAN.config['run']}/train_eagle3/{{drafter}}.log",
+        f"{LOGS}/train_eagle3/{{drafter}}.log",
     benchmark:
-        f"logs/{PLAN.config['run']}/train_eagle3/{{drafter}}.tsv"
+        f"{LOGS}/train_eagle3/{{drafter}}.tsv"
+    container:
+        IMAGE_CUDA
     threads: 2
     resources:
         mem_mb=4000,
+    params:
+        settings=settings("train_eagle3"),
     shell:
-        "exec {LAUNCH}/train_eagle3.py --settings {params.settings:q}"
+        f"{LAUNCH}/train_eagle3.py"
+        " --settings {params.settings:q}"
         " --target {input.target} --head {input.head} --draft-vocab {input.vocab}"
         " --train {input.train} --validation {input.validation}"
-        f" --resume {ROOT}/.resume --output {ROOT}/drafters/{{wildcards.drafter}}"
+        f" --resume {ROOT}/.resume --output {DRAFTER.replace('drafter', 'wildcards.drafter')}"
         " > {log} 2>&1"

@@ -15,7 +15,9 @@ def main() -> None:
     parser.add_argument("--settings", required=True, type=Stage.parse)
     parser.add_argument("--target", required=True, type=Path, help="the target's manifest.json")
     parser.add_argument("--tokens", required=True, type=Path, help="the folder of all tokens")
-    parser.add_argument("--sources", required=True, nargs="+", help="training sources, as NAME:SHARDS")
+    parser.add_argument(
+        "--sources", required=True, nargs="+", help="training sources, as NAME:SHARDS"
+    )
     parser.add_argument("--output", required=True, type=Path)
     options = parser.parse_args()
     build(options.settings, options.target, options.tokens, options.sources, options.output)

@@ -14,17 +14,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", required=True, type=Stage.parse)
     parser.add_argument("--target", required=True, type=Path, help="the target's manifest.json")
-    parser.add_argument("--shards", required=True, type=int, help="number of shards")
     parser.add_argument("--output", required=True, type=Path)
     options = parser.parse_args()
-    index(options.settings, options.target, options.shards, options.output)
+    index(options.settings, options.target, options.output)
 
 
-def index(stage: Stage, target: Path, shards: int, output: Path) -> None:
-    """The shards 00000 to `shards` - 1 stand beside the manifest."""
+def index(stage: Stage, target: Path, output: Path) -> None:
+    """The shards stand beside the manifest."""
     dtype = read_manifest(target)["dtype"]
     entries = []
-    for number in range(shards):
+    for number in range(stage.config["shards"]):
         shard = Shard(output.parent / f"{number:05d}.parquet", dtype)
         entries.append(
             {

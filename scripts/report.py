@@ -56,7 +56,9 @@ def html(data: dict, stage: Stage) -> str:
 
 def summary(rows: list[dict]) -> str:
     out = io.StringIO()
-    writer = csv.DictWriter(out, SUMMARY, delimiter="\t", lineterminator="\n", extrasaction="ignore")
+    writer = csv.DictWriter(
+        out, SUMMARY, delimiter="\t", lineterminator="\n", extrasaction="ignore"
+    )
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()

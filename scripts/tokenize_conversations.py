@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--settings", required=True, type=Stage.parse)
     parser.add_argument("--target", required=True, type=Path, help="the target's manifest.json")
     parser.add_argument("--prompts", required=True, type=Path)
-    parser.add_argument("--responses", type=Path, help="where the target generated the answers")
+    parser.add_argument("--responses", type=Path, nargs="?", help="the target's own answers")
     parser.add_argument("--output", required=True, type=Path)
     options = parser.parse_args()
     tokenize(options.settings, options.target, options.prompts, options.responses, options.output)

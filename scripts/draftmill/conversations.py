@@ -96,7 +96,9 @@ def message_of(turn: object, index: int) -> dict:
     elif not isinstance(content, str | list):
         raise MalformedRow(f"turn {index} ({turn['role']}) has no text")
     elif not content or (isinstance(content, str) and not content.strip()):
-        kind = "an empty response" if turn["role"] == "assistant" else f"an empty {turn['role']} turn"
+        kind = (
+            "an empty response" if turn["role"] == "assistant" else f"an empty {turn['role']} turn"
+        )
         if not turn.get("tool_calls"):
             raise MalformedRow(f"{kind} (turn {index})")
     return turn

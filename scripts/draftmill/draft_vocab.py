@@ -30,7 +30,11 @@ def save(path: Path, chosen: list[int], vocab: int, record: dict) -> None:
     t2d = torch.zeros(vocab, dtype=torch.bool)
     t2d[ids] = True
     tensors = {"t2d": t2d, "d2t": ids - torch.arange(len(chosen))}
-    metadata = {"fingerprint": record["fingerprint"], "draftmill": json.dumps(record), "complete": "1"}
+    metadata = {
+        "fingerprint": record["fingerprint"],
+        "draftmill": json.dumps(record),
+        "complete": "1",
+    }
     with atomic_path(path) as temporary:
         save_file(tensors, temporary, metadata)
 

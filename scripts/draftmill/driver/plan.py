@@ -15,6 +15,16 @@ from draftmill.driver import sources, target_source
 from draftmill.driver.code import code_of
 from draftmill.stage import canonical, combine, fingerprint_of
 
+CHECKPOINT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+TARGET_FILES = ("head.safetensors", *(f"checkpoint/{name}" for name in CHECKPOINT_FILES))
+DRAFTER_FILES = ("config.json", "model.safetensors", "metrics.parquet")
 REPORT_TEMPLATE = Path(__file__).resolve().parents[3] / "resources" / "report.html.jinja"
 
 
@@ -25,6 +35,7 @@ class Artefact:
     rule: str
     path: str
     fingerprint: str
+    companions: tuple[str, ...] = ()  # further files that the same job writes
 
 
 class Plan:
@@ -49,7 +60,9 @@ class Plan:
         return list(self.ranges[source])
 
     def with_role(self, *roles: str) -> list[str]:
-        return [n for n, s in self.config["sources"].items() if s["role"] in roles]
+        """The sources with these roles, in the order of the configuration; all without a role."""
+        sources = self.config["sources"].items()
+        return [name for name, source in sources if not roles or source["role"] in roles]
 
     def captures(self) -> list[str]:
         """The captures that a drafter uses."""
@@ -151,10 +164,12 @@ class Plan:
 
     def _index_hidden_states(self, capture: str, source: str) -> tuple[dict, dict]:
         made = self.of_sources("extract_hidden_states", [source], capture=capture)
-        return {}, {"hidden_states": made}
+        return {"shards": len(self.shards(source))}, {"hidden_states": made}
 
     def _build_draft_vocab(self, drafter: str) -> tuple[dict, dict]:
-        inputs = {n: self.of_sources("tokenize_conversations", [n]) for n in self.with_role("train")}
+        inputs = {
+            n: self.of_sources("tokenize_conversations", [n]) for n in self.with_role("train")
+        }
         size = self.config["drafters"][drafter]["draft_vocab_size"]
         inputs = {"target": self.fingerprint("prepare_target"), "tokens": combine(inputs.values())}
         return {"draft_vocab_size": size}, inputs
@@ -223,11 +238,12 @@ class Plan:
     def artefacts(self) -> Iterator[Artefact]:
         """Every artefact of the run that carries a fingerprint."""
 
-        def one(rule: str, path: str, **wildcards: str) -> Artefact:
+        def one(rule: str, path: str, companions=(), **wildcards: str) -> Artefact:
             where = f"{self.root}/{path.format(**wildcards)}"
-            return Artefact(rule, where, self.fingerprint(rule, **wildcards))
+            beside = tuple(f"{where.rpartition('/')[0]}/{name}" for name in companions)
+            return Artefact(rule, where, self.fingerprint(rule, **wildcards), beside)
 
-        yield one("prepare_target", "target/manifest.json")
+        yield one("prepare_target", "target/manifest.json", TARGET_FILES)
         yield one("check_leaks", "gates/leaks.json")
         for source, shards in self.ranges.items():
             for shard in shards:
@@ -248,8 +264,8 @@ class Plan:
         for drafter in self.config["drafters"]:
             at = {"drafter": drafter}
             yield one("build_draft_vocab", "draft_vocab/{drafter}.safetensors", **at)
-            yield one(self.train_rule(drafter), "drafters/{drafter}/run.json", **at)
+            yield one(self.train_rule(drafter), "drafters/{drafter}/run.json", DRAFTER_FILES, **at)
         for at in self.measured():
             yield one("measure_acceptance", "acceptance/{drafter}/{source}.json", **at)
-        yield one("plot", "figures/training.svg")
-        yield one("report", "report.html")
+        yield one("plot", "figures/training.svg", ["acceptance.svg"])
+        yield one("report", "report.html", ["summary.tsv"])

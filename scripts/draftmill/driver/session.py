@@ -73,7 +73,9 @@ def check_driver(root: str, frozen: dict) -> None:
 def begin(session: Session) -> None:
     """When jobs are about to run: takes the lock of the run, leaves the plan, passes signals on."""
     os.makedirs(session.root, exist_ok=True)
-    session.lock = open(f"{session.root}/.lock", "a")  # held, and freed by the kernel, with this process
+    session.lock = open(
+        f"{session.root}/.lock", "a"
+    )  # held, and freed by the kernel, with this process
     try:
         fcntl.flock(session.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
