@@ -4,6 +4,7 @@ With --check it changes nothing and fails where the README has drifted.
 """
 
 import argparse
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -74,8 +75,10 @@ def rule_graph() -> str:
         "--forceall",
     ]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    lines = run.stdout.strip().splitlines()
-    return "\n".join(line for line in lines if not line.lstrip().startswith("style"))
+    names = dict(re.findall(r"(id\d+)\[(.+)\]", run.stdout))
+    edges = re.findall(r"(id\d+) --> (id\d+)", run.stdout)
+    lines = sorted(f"    {names[a]} --> {names[b]}" for a, b in edges)
+    return "\n".join(["flowchart LR", *lines])
 
 
 if __name__ == "__main__":

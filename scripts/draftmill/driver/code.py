@@ -56,9 +56,9 @@ def tree_text(node: object) -> str:
     Unlike ast.dump, whose output changes between Python versions, it drops every empty field.
     """
     if isinstance(node, ast.AST):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if ast.get_docstring(node, clean=False) is not None:
-                node.body = node.body[1:]
+        documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
         fields = [(name, getattr(node, name, None)) for name in node._fields]
         inner = ",".join(f"{n}={tree_text(v)}" for n, v in fields if v is not None and v != [])
         return f"{type(node).__name__}({inner})"

@@ -10,8 +10,9 @@ import re
 from base64 import urlsafe_b64encode
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from draftmill.atomic import write_json
 from draftmill.driver.plan import Artefact, Plan
@@ -20,6 +21,7 @@ from draftmill.driver.sources import stat_key
 METADATA = Path(".snakemake") / "metadata"
 SEEN = Path(".draftmill") / "seen.json"
 TEXT_MARK = re.compile(rb"draftmill-fingerprint:([0-9a-f]{16})")
+UNREADABLE = (pa.ArrowException, SafetensorError, OSError, ValueError, KeyError, TypeError)
 PART = 254  # Snakemake splits longer record names into folders
 
 
@@ -43,7 +45,7 @@ def recorded_fingerprint(path: Path) -> str | None:
             return json.loads(path.read_bytes())["fingerprint"]
         found = TEXT_MARK.search(path.read_bytes())
         return found.group(1).decode() if found else None
-    except Exception:  # noqa: BLE001 whatever a damaged file raises, it carries no fingerprint
+    except UNREADABLE:
         return None
 
 

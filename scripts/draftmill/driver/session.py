@@ -24,7 +24,7 @@ LISTED = 5  # stale files named in a message
 class Session:
     root: str
     frozen: dict
-    lock: object = None
+    lock: int | None = None
 
 
 def plan_file(root: str) -> str:
@@ -73,9 +73,8 @@ def check_driver(root: str, frozen: dict) -> None:
 def begin(session: Session) -> None:
     """When jobs are about to run: takes the lock of the run, leaves the plan, passes signals on."""
     os.makedirs(session.root, exist_ok=True)
-    session.lock = open(
-        f"{session.root}/.lock", "a"
-    )  # held, and freed by the kernel, with this process
+    # held, and freed by the kernel, with this process
+    session.lock = os.open(f"{session.root}/.lock", os.O_CREAT | os.O_WRONLY, 0o644)
     try:
         fcntl.flock(session.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
