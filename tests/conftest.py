@@ -1,0 +1,119 @@
+"""What the tests share: paths, one tiny target, a small configuration, hypothesis without a clock."""
+
+import copy
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+# no deadline: a slow machine is no failure; no database: the tests leave nothing behind
+settings.register_profile("draftmill", deadline=None, database=None, derandomize=True)
+settings.load_profile("draftmill")
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory) -> Path:
+    """A checkpoint folder with tokenizer and chat template."""
+    from tiny_target import make_target
+
+    return make_target(tmp_path_factory.mktemp("target") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tokenizer_with() -> Callable:
+    """template -> a tiny tokenizer with that chat template."""
+    from tiny_target import make_tokenizer
+
+    made = make_tokenizer()
+
+    def with_template(template: str | None):
+        tokenizer = copy.deepcopy(made)
+        tokenizer.chat_template = template
+        return tokenizer
+
+    return with_template
+
+
+@pytest.fixture
+def tokenizer(tokenizer_with):
+    from tiny_target import CHATML
+
+    return tokenizer_with(CHATML)
+
+
+@pytest.fixture
+def base_config() -> dict:
+    """The smallest configuration that is valid; nothing in it is opened by the validation."""
+    roles = ("train", "validation", "test")
+    return {
+        "run": "tiny",
+        "target": {"path": "target"},
+        "sources": {role: {"kind": "stdlib", "role": role} for role in roles},
+        "hidden_states": {"captures": {"low": {"output_of": [1, 2]}}},
+        "drafters": {"first": {"algorithm": "eagle3", "capture": "low"}},
+    }
+
+
+@pytest.fixture
+def changed() -> Callable:
+    """(config, dotted key, value) -> a copy of the configuration with that one value."""
+
+    def change(config: dict, key: str, value: object) -> dict:
+        config = copy.deepcopy(config)
+        place = config
+        *parents, last = key.split(".")
+        for name in parents:
+            place = place.setdefault(name, {})
+        place[last] = value
+        return config
+
+    return change
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch) -> Path:
+    """A current directory of the test's own, since the driver's index stands in .draftmill there."""
+    from draftmill.driver import sources
+
+    monkeypatch.chdir(tmp_path)
+    sources.folder_digest.cache_clear()
+    yield tmp_path
+    sources.folder_digest.cache_clear()
+
+
+@pytest.fixture
+def write_rows() -> Callable:
+    """(path, values) -> the path of a JSONL file with one value a line."""
+
+    def write(path: Path, values: list) -> Path:
+        text = "".join(json.dumps(value) + "\n" for value in values)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def finished_run(tiny_target, tmp_path_factory):
+    """The whole road on the tiny target, finished; tests work on copies of it."""
+    from workflow import Run, tiny_config
+
+    run = Run(tmp_path_factory.mktemp("finished") / "run", tiny_config(tiny_target))
+    run.write_data()
+    run.snakemake()
+    return run

@@ -1,0 +1,226 @@
+"""The configuration: its schema, its defaults, and what it refuses in one sentence."""
+
+import copy
+import datetime
+import math
+
+import jsonschema
+import pytest
+import yaml
+from draftmill.driver.config import completed, schema
+from draftmill.errors import DraftmillError
+
+# one example name for each map of named things
+EXAMPLES = {"sources": "train", "captures": "low", "drafters": "first"}
+
+
+def levels(node: dict, path: tuple[str, ...] = ()):
+    """Every object of the schema with fixed keys: its place in the base configuration, and itself."""
+    if "$ref" in node:
+        node = schema()["$defs"][node["$ref"].rsplit("/", 1)[1]]
+    if "properties" in node:
+        yield path, node
+        for name, child in node["properties"].items():
+            yield from levels(child, (*path, name))
+    elif isinstance(node.get("additionalProperties"), dict):
+        yield from levels(node["additionalProperties"], (*path, EXAMPLES[path[-1]]))
+
+
+LEVELS = list(levels(schema()))
+KEYS = [(path, node, name) for path, node in LEVELS for name in node["properties"]]
+OPTIONAL = [(path, node, name) for path, node, name in KEYS if name not in node.get("required", [])]
+IDS = [".".join((*path, name)) for path, _, name in KEYS]
+OPTIONAL_IDS = [".".join((*path, name)) for path, _, name in OPTIONAL]
+dotted = ".".join
+
+
+def refusal(config: dict) -> str:
+    with pytest.raises(DraftmillError) as caught:
+        completed(config)
+    return str(caught.value)
+
+
+def at(config: dict, path: tuple[str, ...]):
+    for name in path:
+        config = config.get(name, {})
+    return config
+
+
+def test_the_walk_over_the_schema_reaches_every_definition():
+    reached = [id(node) for _, node in LEVELS]
+    assert len(reached) == len(set(reached)) == 12
+    text = yaml.safe_dump(schema())
+    assert text.count("additionalProperties: false") == len(LEVELS)
+
+
+@pytest.mark.parametrize(("path", "node", "name"), KEYS, ids=IDS)
+def test_every_key_is_described(path, node, name):
+    description = node["properties"][name].get("description", "")
+    assert description.endswith(".")
+    assert len(description) > len(name)
+
+
+@pytest.mark.parametrize(("path", "node", "name"), OPTIONAL, ids=OPTIONAL_IDS)
+def test_every_optional_key_has_a_default_that_is_valid_and_filled_in(
+    path, node, name, base_config
+):
+    child = node["properties"][name]
+    jsonschema.validate(child["default"], child)
+    given = at(base_config, path)
+    found = at(completed(base_config), path)[name]
+    if name in given:
+        assert found == given[name]
+    elif "properties" in child:
+        assert set(found) == set(child["properties"])
+    else:
+        assert found == child["default"]
+
+
+@pytest.mark.parametrize(("path", "node", "name"), KEYS, ids=IDS)
+def test_a_mistyped_key_is_refused_by_its_path_with_the_nearest_known_key(
+    path, node, name, base_config, changed
+):
+    found = refusal(changed(base_config, dotted((*path, f"{name}x")), 1))
+    assert f"'{dotted((*path, f'{name}x'))}'" in found
+    assert found.endswith(f"nearest known key is '{name}'.")
+
+
+@pytest.mark.parametrize(("path", "node"), [x for x in LEVELS if x[1].get("required")])
+def test_a_missing_required_key_is_named(path, node, base_config):
+    for name in node["required"]:
+        config = copy.deepcopy(base_config)
+        del at(config, path)[name]
+        found = refusal(config)
+        assert f"'{name}'" in found
+        assert dotted(path) in found
+
+
+def test_the_input_is_not_changed(base_config):
+    before = copy.deepcopy(base_config)
+    completed(base_config)
+    assert base_config == before
+
+
+def test_defaults_are_not_shared_between_two_configurations(base_config):
+    first, second = completed(base_config), completed(base_config)
+    first["drafters"]["first"]["training"]["betas"][0] = 0.5
+    first["target"]["chat_template_kwargs"]["thinking"] = True
+    assert second["drafters"]["first"]["training"]["betas"] == [0.9, 0.95]
+    assert second["target"]["chat_template_kwargs"] == {}
+    assert completed(base_config) == second
+
+
+def test_a_completed_configuration_completes_to_itself(base_config):
+    once = completed(base_config)
+    assert completed(once) == once
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "configs"])
+def test_the_shipped_configurations_are_valid(name, repository):
+    path = repository / name
+    files = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
+    assert files
+    for file in files:
+        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+        assert completed(config)["run"] == config["run"]
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ({}, "no checkpoint"),
+        ({"path": "a", "hub": "b/c", "revision": "a" * 40}, "path and hub"),
+        ({"path": "a", "package": "p", "gguf": "g"}, "path and package"),
+        ({"hub": "b/c", "revision": "a" * 40, "package": "p", "gguf": "g"}, "hub and package"),
+        ({"hub": "b/c"}, "'target.revision'"),
+        ({"package": "p"}, "'target.gguf'"),
+    ],
+)
+def test_the_target_is_exactly_one_of_path_hub_and_package(target, expected, base_config, changed):
+    assert expected in refusal(changed(base_config, "target", target))
+
+
+@pytest.mark.parametrize("role", ["train", "validation", "test"])
+def test_a_missing_role_is_named(role, base_config):
+    del base_config["sources"][role]
+    assert f"no source has the role {role};" in refusal(base_config)
+
+
+def test_an_unknown_capture_is_named_beside_the_known_ones(base_config, changed):
+    found = refusal(changed(base_config, "drafters.first.capture", "high"))
+    assert "'drafters.first.capture' is 'high'" in found
+    assert "low" in found
+
+
+@pytest.mark.parametrize(
+    ("source", "key"),
+    [
+        ({"kind": "file", "role": "train"}, "path"),
+        ({"kind": "hub", "role": "train", "rows": 3, "revision": "a" * 40}, "id"),
+        ({"kind": "hub", "role": "train", "id": "a/b", "revision": "a" * 40}, "rows"),
+        ({"kind": "hub", "role": "train", "id": "a/b", "rows": 3}, "revision"),
+    ],
+)
+def test_a_source_that_lacks_what_its_kind_needs_is_refused(source, key, base_config, changed):
+    found = refusal(changed(base_config, "sources.train", source))
+    assert "'sources.train'" in found
+    assert f"needs '{key}'" in found
+
+
+def test_a_local_data_set_folder_needs_no_revision(tmp_path, base_config, changed):
+    source = {"kind": "hub", "role": "train", "id": str(tmp_path), "rows": 3}
+    assert completed(changed(base_config, "sources.train", source))
+
+
+def test_stdlib_prompts_cannot_be_given_answers(base_config, changed):
+    found = refusal(changed(base_config, "sources.train.responses", "given"))
+    assert "'sources.train.responses'" in found
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("drafters.first.training.learning_rate", "1e-4"),
+        ("drafters.first.training.steps", 0),
+        ("drafters.first.training.steps", True),
+        ("acceptance.draft_tokens", 1.5),
+        ("hidden_states.gate.min_agreement", 1.1),
+        ("hidden_states.captures.low.output_of", []),
+        ("hidden_states.captures.low.output_of", [-1]),
+        ("hidden_states.captures.low.output_of", [1, 1]),
+        ("target.revision", "main"),
+        ("sources.train.role", "dev"),
+        ("leaks", None),
+    ],
+)
+def test_a_value_outside_its_range_is_refused_by_its_path(key, value, base_config, changed):
+    assert f"'{key}" in refusal(changed(base_config, key, value))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "key", ["hidden_states.gate.min_agreement", "drafters.first.training.learning_rate"]
+)
+def test_a_number_that_is_not_finite_is_refused(key, value, base_config, changed):
+    assert key in refusal(changed(base_config, key, value))
+
+
+def test_a_whole_number_written_as_a_float_becomes_an_integer_or_is_refused(base_config, changed):
+    config = changed(base_config, "sources.train.limit", 5.0)
+    try:
+        found = completed(config)["sources"]["train"]["limit"]
+    except DraftmillError as error:
+        assert "sources.train.limit" in str(error)
+    else:
+        assert type(found) is int
+
+
+def test_a_date_that_yaml_made_of_a_text_is_refused_by_its_path(base_config, changed):
+    config = changed(base_config, "report.title", datetime.date(2024, 2, 29))
+    assert "report.title" in refusal(config)
+
+
+@pytest.mark.parametrize("name", ["a b", "../up", ""])
+def test_a_source_name_that_is_no_file_name_is_refused(name, base_config):
+    base_config["sources"][name] = {"kind": "stdlib", "role": "test"}
+    assert "'sources' is not valid" in refusal(base_config)

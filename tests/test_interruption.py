@@ -1,0 +1,107 @@
+"""A run that is interrupted at five points ends with the bytes of one that was not."""
+
+import os
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+from workflow import Run, environment, tiny_config
+
+pytestmark = pytest.mark.slow
+
+COMPARED = (
+    "drafters/small/model.safetensors",
+    "drafters/small/config.json",
+    "drafters/small/metrics.parquet",
+    "drafters/small/run.json",
+    "acceptance/small/judge.json",
+    "hidden_states/low/learn/00000.parquet",
+)
+# what has to exist for a run to have reached a point: in the middle of a stage each
+POINTS = (
+    "logs/tiny/generate_responses/learn-00000.log",
+    "logs/tiny/extract_hidden_states/low-learn-00000.log",
+    "logs/tiny/gate_hidden_states/low-learn-00001.log",
+    "results/tiny/.resume",
+    "logs/tiny/measure_acceptance/small-judge.log",
+)
+
+
+def longer(target) -> dict:
+    """The tiny run with a training that is long enough to be caught in the middle."""
+    config = tiny_config(target)
+    config["drafters"]["small"]["training"]["steps"] = 60
+    return config
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tiny_target, tmp_path_factory) -> dict[str, bytes]:
+    run = Run(tmp_path_factory.mktemp("straight") / "run", longer(tiny_target))
+    run.write_data()
+    run.snakemake()
+    return {name: run.result(name).read_bytes() for name in COMPARED}
+
+
+def interrupt_at(run: Run, point: str, number: int) -> int:
+    """Starts the run, sends the signal to its driver once the point is reached; the exit status."""
+    driver = subprocess.Popen(
+        run.command(),
+        cwd=run.folder,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    reached = run.folder / point
+    deadline = time.monotonic() + 240
+    while not (any(reached.iterdir()) if reached.is_dir() else reached.exists()):
+        assert driver.poll() is None, f"the run ended before {point}"
+        assert time.monotonic() < deadline, f"{point} was not reached"
+        time.sleep(0.02)
+    children = psutil.Process(driver.pid).children(recursive=True)
+    os.kill(driver.pid, number)
+    status = driver.wait(timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert alive == [], "jobs outlived the driver"
+    return status
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_interrupted_at_five_points_it_ends_with_the_same_bytes(
+    number, uninterrupted, tiny_target, tmp_path
+):
+    run = Run(tmp_path / "run", longer(tiny_target))
+    run.write_data()
+    for point in POINTS:
+        status = interrupt_at(run, point, number)
+        assert status != 0, f"exit status 0 for unfinished work at {point}"
+        assert not run.result("report.html").exists()
+        assert run.leftovers() == []
+    run.snakemake()
+    for name, content in uninterrupted.items():
+        assert run.result(name).read_bytes() == content, name
+    assert not any(run.result(".resume").iterdir())
+
+
+def test_a_second_start_on_the_same_run_is_refused_while_the_first_works(tiny_target, tmp_path):
+    run = Run(tmp_path / "run", longer(tiny_target))
+    run.write_data()
+    first = subprocess.Popen(
+        run.command(),
+        cwd=run.folder,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while not (run.folder / "results/tiny/.plan.json").exists():
+            assert first.poll() is None
+            time.sleep(0.05)
+        second = run.snakemake(check=False)
+        assert second.returncode != 0
+        assert "another run is working here" in second.stdout
+    finally:
+        first.terminate()
+        first.wait(timeout=60)

@@ -1,0 +1,218 @@
+"""What a change makes stale: exactly what runs the changed code or follows from it, seen by a dry run."""
+
+import copy
+import os
+
+import pytest
+from workflow import Run, write_rows
+from workflow import rows as data_rows
+
+pytestmark = pytest.mark.slow
+
+# what takes a rule's outputs as inputs (gates excepted: they guard without being inputs)
+FOLLOWS = {
+    "prepare_target": [
+        "generate_responses",
+        "tokenize_conversations",
+        "extract_hidden_states",
+        "build_draft_vocab",
+    ],
+    "prepare_prompts": ["check_leaks", "generate_responses", "tokenize_conversations"],
+    "check_leaks": ["report"],
+    "generate_responses": ["tokenize_conversations"],
+    "tokenize_conversations": ["extract_hidden_states", "build_draft_vocab"],
+    "extract_hidden_states": ["gate_hidden_states", "index_hidden_states"],
+    "gate_hidden_states": ["report"],
+    "index_hidden_states": ["train_eagle3", "measure_acceptance"],
+    "build_draft_vocab": ["train_eagle3"],
+    "train_eagle3": ["measure_acceptance"],
+    "measure_acceptance": ["plot"],
+    "plot": ["report"],
+    "report": [],
+}
+EVERYTHING = set(FOLLOWS)
+READS_SHARDS = ["gate_hidden_states", "index_hidden_states", "train_eagle3", "measure_acceptance"]
+LOADS_TARGET = ["prepare_target"]  # everything that loads it follows from it
+
+# module -> the rules that run it, before what follows from them; written down, not computed
+RUN_BY = {
+    "__init__": [*EVERYTHING],
+    "acceptance": ["measure_acceptance"],
+    "atomic": [*EVERYTHING],
+    "capture": ["extract_hidden_states"],
+    "conversations": ["prepare_prompts"],
+    "draft_vocab": ["build_draft_vocab", "train_eagle3", "measure_acceptance", "report"],
+    "dtype_policy": LOADS_TARGET,
+    "eagle3": ["train_eagle3"],
+    "errors": [*EVERYTHING],
+    "packing": ["train_eagle3"],
+    "raw_rows": ["prepare_prompts"],
+    "rendering": ["generate_responses", "tokenize_conversations"],
+    "repetition": ["measure_acceptance"],
+    "report_data": ["report"],
+    "shard_layout": ["extract_hidden_states", *READS_SHARDS],
+    "shard_reader": READS_SHARDS,
+    "shard_writer": ["extract_hidden_states"],
+    "skips": ["prepare_prompts", "generate_responses", "tokenize_conversations"],
+    "stage": [*EVERYTHING],
+    "state_dataset": ["train_eagle3", "measure_acceptance"],
+    "stdlib_prompts": ["prepare_prompts"],
+    "tables": ["prepare_prompts", "check_leaks", "generate_responses", "gate_hidden_states"],
+    "target_head": ["prepare_target", "gate_hidden_states", "train_eagle3"],
+    "target_location": ["prepare_target"],
+    "target_model": LOADS_TARGET,
+    "trainer": ["train_eagle3"],
+    "training_state": ["train_eagle3"],
+    # the driver's own: they decide what is stale and change no result
+    "launch": [],
+    "driver/__init__": [],
+    "driver/code": [],
+    "driver/config": [],
+    "driver/images": [],
+    "driver/plan": [],
+    "driver/provenance": [],
+    "driver/session": [],
+    "driver/sources": [],
+    "driver/target_source": [],
+}
+CONFIG_CASES = [
+    (("acceptance", "draft_tokens"), 2, ["measure_acceptance"]),
+    (("acceptance", "seed"), 1, ["measure_acceptance"]),
+    (("report",), {"title": "Another"}, ["report"]),
+    (("leaks",), {"duplicates": "report"}, ["check_leaks"]),
+    (("hidden_states", "gate", "rows"), 32, ["gate_hidden_states"]),
+    (("hidden_states", "batch_tokens"), 512, ["extract_hidden_states"]),
+    (("hidden_states", "keep_states"), True, []),
+    (("hidden_states", "captures", "unused"), {"output_of": [1]}, []),
+    (("hidden_states", "captures", "low", "output_of"), [0, 1, 3], ["extract_hidden_states"]),
+    (("responses", "max_new_tokens"), 20, ["generate_responses"]),
+    (("responses", "seed"), 5, []),  # greedy: no seed is used
+    (("responses", "truncated"), "skip", ["tokenize_conversations"]),
+    (("drafters", "small", "draft_vocab_size"), 128, ["build_draft_vocab", "train_eagle3"]),
+    (("drafters", "small", "training", "steps"), 11, ["train_eagle3"]),
+    (("drafters", "small", "training", "seed"), 1, ["train_eagle3"]),
+    (("target", "chat_template_kwargs"), {"x": 1}, ["generate_responses", "tokenize_conversations"]),
+]
+
+
+def with_followers(rules) -> set[str]:
+    found, waiting = set(), list(rules)
+    while waiting:
+        rule = waiting.pop()
+        if rule not in found:
+            found.add(rule)
+            waiting += FOLLOWS[rule]
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(finished_run, tmp_path_factory) -> Run:
+    return finished_run.copy(tmp_path_factory.mktemp("staleness") / "run")
+
+
+@pytest.fixture
+def restored(run):
+    """Puts scripts, rules, data and configuration back after a test, time stamps included."""
+    files = [p for part in ("scripts", "rules", "data") for p in (run.folder / part).rglob("*")]
+    files = [p for p in [*files, run.folder / "config.yaml"] if p.is_file()]
+    saved = {path: (path.read_bytes(), path.stat()) for path in files}
+    config = copy.deepcopy(run.config)
+    yield run
+    for path, (content, stat) in saved.items():
+        path.write_bytes(content)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    run.config = config
+
+
+def scripts_of(run: Run) -> list[str]:
+    return sorted(p.stem for p in (run.folder / "scripts").glob("*.py") if p.stem in EVERYTHING)
+
+
+def append(run: Run, name: str, text: str) -> None:
+    path = run.folder / "scripts" / f"{name}.py"
+    path.write_text(path.read_text() + text)
+
+
+def test_a_finished_run_has_nothing_to_do(run):
+    assert run.stale() == {}
+
+
+def test_the_table_of_modules_is_complete(run):
+    folder = run.folder / "scripts" / "draftmill"
+    modules = {p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("*.py")}
+    assert modules == set(RUN_BY)
+
+
+@pytest.mark.parametrize("module", sorted(RUN_BY))
+def test_a_code_change_in_a_module_stales_exactly_what_runs_it(restored, module):
+    append(restored, f"draftmill/{module}", "\nMUTATION = 1\n")
+    assert set(restored.stale()) == with_followers(RUN_BY[module])
+
+
+@pytest.mark.parametrize("rule", sorted(EVERYTHING))
+def test_a_code_change_in_a_script_stales_its_rule_and_what_follows(restored, rule):
+    append(restored, rule, "\nMUTATION = 1\n")
+    assert set(restored.stale()) == with_followers([rule])
+
+
+def test_a_code_change_under_a_restored_old_mtime_is_noticed(restored):
+    path = restored.folder / "scripts/draftmill/acceptance.py"
+    stat = path.stat()
+    append(restored, "draftmill/acceptance", "\nMUTATION = 1\n")
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert set(restored.stale()) == {"measure_acceptance", "plot", "report"}
+
+
+def test_comments_everywhere_rebuild_nothing(restored):
+    for path in (restored.folder / "scripts").rglob("*.py"):
+        path.write_text("# a comment\n" + path.read_text() + "\n# another\n")
+    for path in (restored.folder / "rules").rglob("*.smk"):
+        path.write_text(path.read_text() + "\n# a comment\n")
+    assert restored.stale() == {}
+
+
+def test_docstrings_everywhere_rebuild_nothing(restored):
+    for path in (restored.folder / "scripts").rglob("*.py"):
+        text = path.read_text()
+        assert text.startswith('"""')
+        path.write_text('"""Another docstring. ' + text[3:])
+    assert restored.stale() == {}
+
+
+def test_touching_everything_rebuilds_nothing(restored):
+    for part in ("scripts", "rules", "data", "resources"):
+        for path in (restored.folder / part).rglob("*"):
+            os.utime(path)
+    assert restored.stale() == {}
+
+
+@pytest.mark.parametrize(("keys", "value", "rules"), CONFIG_CASES, ids=lambda v: str(v)[:40])
+def test_a_config_change_stales_exactly_what_reads_the_key(restored, keys, value, rules):
+    config = copy.deepcopy(restored.config)
+    section = config
+    for key in keys[:-1]:
+        section = section.setdefault(key, {})
+    section[keys[-1]] = value
+    restored.write_config(config)
+    assert set(restored.stale()) == with_followers(rules)
+
+
+def test_the_order_of_keys_does_not_matter(restored):
+    config = copy.deepcopy(restored.config)
+    training = config["drafters"]["small"]["training"]
+    config["drafters"]["small"]["training"] = dict(reversed(training.items()))
+    restored.write_config(dict(reversed(config.items())))
+    assert restored.stale() == {}
+
+
+def test_appended_rows_stale_only_the_last_shard_and_what_reads_the_source(restored):
+    write_rows(restored.folder / "data/learn.jsonl", data_rows(21))
+    stale = restored.stale()
+    assert stale["prepare_prompts"] == stale["generate_responses"] == 1
+    assert stale["extract_hidden_states"] == stale["gate_hidden_states"] == 1
+    assert stale["train_eagle3"] == 1
+
+
+def test_a_changed_row_stales_its_shard_only(restored):
+    restored.edit("data/learn.jsonl", "Number 3:", "Number three:")
+    assert restored.stale()["prepare_prompts"] == 1
