@@ -71,10 +71,8 @@ def check_layers(run: dict, data: StateDataset, states: Path) -> None:
 
 def evaluate(algorithm, drafter, data, draft_tokens: int, ledger: Ledger, dtype: str) -> dict:
     """Walks every response; one teacher-forced pass of the drafter each."""
-    head = drafter.lm_head
-    hook = head.register_forward_hook(
-        lambda module, args, logits: ledger.expect("drafter logits", logits.dtype, dtype)
-    )
+    ledger.watch_inputs("states entering the drafter in evaluation", drafter, dtype)
+    ledger.watch_output("drafter logits in evaluation", drafter.lm_head, dtype)
     walks, abouts, texts, missing, known = [], [], [], 0, drafter.t2d
     for index in range(len(data)):
         sample, about = data[index], data.about(index)
@@ -86,7 +84,6 @@ def evaluate(algorithm, drafter, data, draft_tokens: int, ledger: Ledger, dtype:
         texts.append(ids[about["start"] :])
         if known is not None:
             missing += int((~known.bool().cpu()[sample["input_ids"][about["start"] :]]).sum())
-    hook.remove()
     outside = missing / max(1, sum(map(len, texts)))
     return {"walks": walks, "abouts": abouts, "texts": texts, "outside": outside}
 

@@ -17,7 +17,7 @@ from draftmill.errors import DraftmillError
 from draftmill.stage import Stage, combine
 from draftmill.state_dataset import StateDataset
 from draftmill.target_model import check_layers, read_manifest
-from draftmill.trainer import Trainer, compute_dtype_hook
+from draftmill.trainer import Trainer
 
 
 def main() -> None:
@@ -57,7 +57,8 @@ def train(options: argparse.Namespace) -> None:
     config = eagle3.config_of(stage.config, manifest, device)
     drafter = eagle3.new_drafter(config, tensors, t2d, d2t, DTYPES[weights])
     ledger.expect_module("drafter weights in training", drafter, weights)
-    drafter.fc.register_forward_hook(compute_dtype_hook(ledger, dtype))
+    ledger.watch_inputs("states and targets entering the drafter", drafter, dtype)
+    ledger.watch_output("drafter compute", drafter.fc, dtype)
     rows = t2d if drafter.use_draft_vocab else None
     head = target_head.TargetHead(manifest, tensors, rows).to(device)
     ledger.expect("target head weights", head.dtype, dtype)

@@ -7,14 +7,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
-
 import pytest
 import torch
 from hypothesis import settings
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
 torch.set_num_threads(1)
 # no deadline: a slow machine is no failure; no database: the tests leave nothing behind
 settings.register_profile("draftmill", deadline=None, database=None, derandomize=True)

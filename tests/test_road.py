@@ -14,7 +14,10 @@ pytestmark = pytest.mark.slow
 
 def digests(run, pattern: str) -> dict[str, str]:
     files = sorted(run.result("").glob(pattern))
-    return {str(f): hashlib.sha256(f.read_bytes()).hexdigest() + str(f.stat().st_mtime_ns) for f in files}
+    return {
+        str(f): hashlib.sha256(f.read_bytes()).hexdigest() + str(f.stat().st_mtime_ns)
+        for f in files
+    }
 
 
 def test_the_outputs_stand_where_the_readme_says(finished_run):
@@ -97,7 +100,9 @@ def with_limit(run, limit: int) -> None:
 def test_raising_a_limit_keeps_full_shards_and_rebuilds_a_partial_one(grown):
     with_limit(grown, 10)
     grown.snakemake()
-    before = digests(grown, "*/learn/00000.parquet") | digests(grown, "hidden_states/low/learn/00000*")
+    before = digests(grown, "*/learn/00000.parquet") | digests(
+        grown, "hidden_states/low/learn/00000*"
+    )
     with_limit(grown, 40)
     stale = grown.stale()
     # shards 1 to 3 of the source; the second was left by the finished run, which had 20 rows
@@ -108,7 +113,9 @@ def test_raising_a_limit_keeps_full_shards_and_rebuilds_a_partial_one(grown):
     stale = grown.stale()
     assert stale["prepare_prompts"] == stale["extract_hidden_states"] == 3
     grown.snakemake("--until", "gate_hidden_states")
-    after = digests(grown, "*/learn/00000.parquet") | digests(grown, "hidden_states/low/learn/00000*")
+    after = digests(grown, "*/learn/00000.parquet") | digests(
+        grown, "hidden_states/low/learn/00000*"
+    )
     assert before == after
 
 
@@ -127,7 +134,14 @@ def test_without_snakemakes_records_a_module_change_is_refused_then_rebuilt(fini
 
     from workflow import environment
 
-    command = [sys.executable, "scripts/prune.py", "--stale", "--delete", "--configfile", "config.yaml"]
+    command = [
+        sys.executable,
+        "scripts/prune.py",
+        "--stale",
+        "--delete",
+        "--configfile",
+        "config.yaml",
+    ]
     subprocess.run(command, cwd=clone.folder, env=environment(), check=True)
     assert set(clone.stale()) == {"measure_acceptance", "plot", "report"}
 

@@ -91,7 +91,11 @@ CONFIG_CASES = [
     (("drafters", "small", "draft_vocab_size"), 128, ["build_draft_vocab", "train_eagle3"]),
     (("drafters", "small", "training", "steps"), 11, ["train_eagle3"]),
     (("drafters", "small", "training", "seed"), 1, ["train_eagle3"]),
-    (("target", "chat_template_kwargs"), {"x": 1}, ["generate_responses", "tokenize_conversations"]),
+    (
+        ("target", "chat_template_kwargs"),
+        {"x": 1},
+        ["generate_responses", "tokenize_conversations"],
+    ),
 ]
 
 

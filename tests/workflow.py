@@ -21,7 +21,8 @@ def rows(count: int, first: int = 0) -> list[dict]:
         {
             "id": f"row-{i}",
             "category": ("short", "long")[i % 2],
-            "prompt": f"Number {i}: tell me about the {WORDS[i % 10]}" + f" and {i * 7} more" * (i % 4),
+            "prompt": f"Number {i}: tell me about the {WORDS[i % 10]}"
+            + f" and {i * 7} more" * (i % 4),
         }
         for i in range(first, first + count)
     ]

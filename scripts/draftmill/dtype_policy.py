@@ -40,6 +40,22 @@ class Ledger(dict):
                 del self[f"{component} ({name})"]
         self[component] = declared
 
+    def watch_inputs(self, component: str, module: nn.Module, declared: str):
+        """Checks every floating-point tensor that enters a module from now on; returns the hook."""
+
+        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    self.expect(component, value.dtype, declared)
+
+        return module.register_forward_pre_hook(hook, with_kwargs=True)
+
+    def watch_output(self, component: str, module: nn.Module, declared: str):
+        """Checks the tensor that leaves a module from now on; returns the hook."""
+        return module.register_forward_hook(
+            lambda module, args, output: self.expect(component, output.dtype, declared)
+        )
+
 
 def kept_in_float32(name: str) -> bool:
     """Rotary frequencies are kept in float32 by transformers in every model."""

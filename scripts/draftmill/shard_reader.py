@@ -11,8 +11,7 @@ import torch
 
 from draftmill import shard_layout
 from draftmill.dtype_policy import BYTES, DTYPES, Ledger
-from draftmill.errors import DraftmillError
-from draftmill.tables import damaged
+from draftmill.errors import DraftmillError, damaged
 
 # the integer type that carries a state's bits through numpy, which has no bfloat16
 CARRIER = {2: np.int16, 4: np.int32}
@@ -35,17 +34,14 @@ class Shard:
             self.file = pq.ParquetFile(self.path, page_checksum_verification=True)
             self.footer = json.loads(self.file.metadata.metadata[b"draftmill"])
         except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
-            raise DraftmillError(damaged(path, error)) from None
+            raise damaged(path, error) from None
         Ledger().expect(f"stored hidden states ({self.path})", self.footer["dtype"], dtype)
         self.dtype = dtype
         self.hidden = self.footer["hidden_size"]
         self.samples: list[dict] = self.footer["samples"]
         if len(self.samples) != self.file.num_row_groups:
-            raise DraftmillError(
-                damaged(
-                    path, ValueError(f"{self.file.num_row_groups} row groups, {len(self.samples)}")
-                )
-            )
+            found = f"{self.file.num_row_groups} row groups for {len(self.samples)} samples"
+            raise damaged(path, found)
 
     @cached_property
     def layers(self) -> list[int]:
@@ -61,9 +57,9 @@ class Shard:
         try:
             table = self.file.read_row_group(index, columns=columns, use_threads=False)
         except (pa.ArrowException, OSError) as error:
-            raise DraftmillError(damaged(self.path, error)) from None
+            raise damaged(self.path, error) from None
         if table.num_rows != self.samples[index]["tokens"]:
-            raise DraftmillError(damaged(self.path, ValueError("token count differs from footer")))
+            raise damaged(self.path, f"sample {index} does not have the tokens of the footer")
         return {name: self._tensor(table.column(name)) for name in columns}
 
     def _tensor(self, column: pa.ChunkedArray) -> torch.Tensor:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from draftmill.atomic import atomic_path
-from draftmill.errors import DraftmillError
+from draftmill.errors import DraftmillError, damaged
 from draftmill.stage import combine
 
 
@@ -25,7 +25,7 @@ def record_of(path: str | Path) -> dict:
         metadata = pq.read_metadata(path).metadata or {}
         return json.loads(metadata[b"draftmill"])
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        raise DraftmillError(damaged(path, error)) from None
+        raise damaged(path, error) from None
 
 
 def read(path: str | Path) -> list[dict]:
@@ -33,15 +33,7 @@ def read(path: str | Path) -> list[dict]:
     try:
         return pq.read_table(path, page_checksum_verification=True).to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise DraftmillError(damaged(path, error)) from None
-
-
-def damaged(path: str | Path, error: Exception) -> str:
-    reason = str(error).splitlines()[0][:160] or type(error).__name__
-    return (
-        f"{path}: damaged or not a file of this project ({reason}); delete it and start Snakemake "
-        "again to rebuild it."
-    )
+        raise damaged(path, error) from None
 
 
 def of_source(folder: Path, source: str) -> tuple[list[Path], str]:

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from draftmill import training_state
-from draftmill.dtype_policy import Ledger, name_of
+from draftmill.dtype_policy import Ledger
 from draftmill.errors import DraftmillError
 from draftmill.packing import epoch_order, pack, packs
 from draftmill.state_dataset import StateDataset
@@ -163,12 +163,3 @@ def accuracies(sums: dict[str, float]) -> dict[str, float]:
         name: sums[f"{name}_sum"] / max(1.0, sums[f"{name}_total"])
         for name in dict.fromkeys(n for n in names if f"{n}_sum" in sums)
     }
-
-
-def compute_dtype_hook(ledger: Ledger, declared: str) -> Callable:
-    """A forward hook that checks the dtype a layer really computes in."""
-
-    def hook(module: nn.Module, args: tuple, output: torch.Tensor) -> None:
-        ledger.expect("drafter compute", name_of(output.dtype), declared)
-
-    return hook
