@@ -11,6 +11,7 @@ import torch
 from draftmill import shard_writer, tables, target_model
 from draftmill.capture import Capture
 from draftmill.dtype_policy import Ledger
+from draftmill.layers import check_layers
 from draftmill.stage import Stage
 
 
@@ -30,7 +31,7 @@ def extract(stage: Stage, target: Path, tokens: Path, output: Path) -> None:
     stage.expect("target", target, manifest["fingerprint"])
     stage.expect("tokens", tokens, tables.record_of(tokens)["fingerprint"])
     dtype, layers = manifest["dtype"], settings["layers"]["output_of"]
-    target_model.check_layers(layers, manifest["layers"], "hidden_states.captures")
+    check_layers(layers, manifest["layers"], "hidden_states.captures")
     rows = tables.read(tokens)
     model = target_model.load(manifest, dtype)
     ledger = Ledger()

@@ -12,11 +12,12 @@ from safetensors.torch import save_file
 
 from draftmill import draft_vocab, eagle3, target_head
 from draftmill.atomic import atomic_path, sha256_of, write_json, write_text
-from draftmill.dtype_policy import DTYPES, Ledger
+from draftmill.dtype_policy import DTYPES, Ledger, cast
 from draftmill.errors import DraftmillError
+from draftmill.layers import check_layers
 from draftmill.stage import Stage, combine
 from draftmill.state_dataset import StateDataset
-from draftmill.target_model import check_layers, read_manifest
+from draftmill.target_model import read_manifest
 from draftmill.trainer import Trainer
 
 
@@ -58,7 +59,7 @@ def train(options: argparse.Namespace) -> None:
     drafter = eagle3.new_drafter(config, tensors, t2d, d2t, DTYPES[weights])
     ledger.expect_module("drafter weights in training", drafter, weights)
     ledger.watch_inputs("states and targets entering the drafter", drafter, dtype)
-    ledger.watch_output("drafter compute", drafter.fc, dtype)
+    ledger.watch_compute("drafter compute", drafter.fc, dtype)
     rows = t2d if drafter.use_draft_vocab else None
     head = target_head.TargetHead(manifest, tensors, rows).to(device)
     ledger.expect("target head weights", head.dtype, dtype)
@@ -90,7 +91,7 @@ def weights_dtype(precision: str, dtype: str) -> str:
 
 def export(drafter, config, dtype: str, folder: Path, ledger: Ledger, fingerprint: str) -> None:
     """config.json and model.safetensors in speculators' layout, every weight in the declared dtype."""
-    drafter.to(DTYPES[dtype])
+    cast(drafter, DTYPES[dtype])
     ledger.expect_module("exported checkpoint", drafter, dtype)
     tensors = {k: v.detach().cpu().contiguous() for k, v in drafter.state_dict().items()}
     config.dtype = DTYPES[dtype]

@@ -89,21 +89,13 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(("reason", "value"), BROKEN.items())
+@pytest.mark.parametrize(("reason", "value"), BROKEN.items(), ids=list(BROKEN))
 def test_a_malformed_row_is_refused_with_its_reason(reason, value):
-    for responses in ("generate", "given"):
-        with pytest.raises(MalformedRow) as caught:
-            read(value, responses)
-        if responses == "given" and reason == "no user turn":
-            continue  # both reasons hold
-        assert reason in str(caught.value) or "no answer" in str(caught.value)
-
-
-@pytest.mark.parametrize(("reason", "value"), BROKEN.items())
-def test_the_first_reason_of_a_generated_row_is_the_named_one(reason, value):
     with pytest.raises(MalformedRow) as caught:
-        read(value)
+        read(value, "generate")
     assert reason in str(caught.value)
+    with pytest.raises(MalformedRow):
+        read(value, "given")
 
 
 @pytest.mark.parametrize("value", [{"prompt": "Why?"}, {"messages": [USER, ANSWER, USER]}])
@@ -128,17 +120,23 @@ def test_a_strange_row_is_malformed_rather_than_a_crash(row):
         read(row)
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=4),
-    max_leaves=12,
+speakers = st.sampled_from(["user", "human", "assistant", "gpt", "tool", None, 3, ["user"]])
+texts = st.sampled_from(["a", "b c", "", " ", None, 3, [], [{"type": "text"}]])
+turns = st.lists(
+    st.one_of(
+        st.fixed_dictionaries({"role": speakers, "content": texts}),
+        st.fixed_dictionaries({"from": speakers, "value": texts}),
+    ),
+    max_size=4,
 )
-names = st.sampled_from(
-    ["messages", "conversations", "prompt", "response", "role", "content", "from", "value", "id"]
+shapes = st.one_of(
+    st.fixed_dictionaries({"messages": turns}),
+    st.fixed_dictionaries({"conversations": turns}),
+    st.fixed_dictionaries({"prompt": texts}, optional={"response": texts, "system": texts}),
 )
 
 
-@given(st.dictionaries(names, json_values, max_size=4), st.sampled_from(["generate", "given"]))
+@given(shapes, st.sampled_from(["generate", "given"]))
 def test_any_row_is_either_malformed_or_ends_as_it_must(value, responses):
     try:
         messages = read(value, responses).messages
@@ -175,6 +173,7 @@ def test_other_words_make_another_prompt(first, second):
         ("日本", "日木"),
         ("1 2", "12"),
     ],
+    ids=["accents", "vowel signs", "C++", "operators", "emoji", "ideographs", "numbers"],
 )
 def test_letters_marks_and_symbols_make_another_prompt(first, second):
     assert key(first) != key(second)

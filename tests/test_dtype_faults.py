@@ -24,7 +24,7 @@ FAULTS = [
     ),
     (
         "scripts/train_eagle3.py",
-        "    drafter.to(DTYPES[dtype])\n",
+        "    cast(drafter, DTYPES[dtype])\n",
         "",
         "drafters/small/run.json",
         "exported checkpoint",

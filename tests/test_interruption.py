@@ -7,6 +7,7 @@ import time
 
 import psutil
 import pytest
+
 from workflow import Run, environment, tiny_config
 
 pytestmark = pytest.mark.slow

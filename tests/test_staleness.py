@@ -4,6 +4,7 @@ import copy
 import os
 
 import pytest
+
 from workflow import Run, write_rows
 from workflow import rows as data_rows
 
@@ -64,6 +65,7 @@ RUN_BY = {
     "trainer": ["train_eagle3"],
     "training_state": ["train_eagle3"],
     # the driver's own: they decide what is stale and change no result
+    "layers": ["extract_hidden_states", "train_eagle3"],
     "launch": [],
     "driver/__init__": [],
     "driver/code": [],

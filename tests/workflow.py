@@ -12,7 +12,18 @@ import yaml
 
 PROJECT = Path(__file__).resolve().parents[1]
 PARTS = ("Snakefile", "rules", "scripts", "resources", "profiles", "containers")
-WORDS = "river stone cloud maple copper window garden violin harbour lantern".split()
+WORDS = [
+    "river",
+    "stone",
+    "cloud",
+    "maple",
+    "copper",
+    "window",
+    "garden",
+    "violin",
+    "harbour",
+    "lantern",
+]
 
 
 def rows(count: int, first: int = 0) -> list[dict]:

@@ -35,8 +35,9 @@ class Ledger(dict):
         """The same for every floating-point parameter and buffer of a module, named in the error."""
         tensors = [*module.named_parameters(), *module.named_buffers()]
         for name, tensor in tensors:
-            if tensor.is_floating_point() and not kept_in_float32(name):
-                self.expect(f"{component} ({name})", tensor.dtype, declared)
+            if tensor.is_floating_point():
+                wanted = "float32" if kept_in_float32(name) else declared
+                self.expect(f"{component} ({name})", tensor.dtype, wanted)
                 del self[f"{component} ({name})"]
         self[component] = declared
 
@@ -50,6 +51,18 @@ class Ledger(dict):
 
         return module.register_forward_pre_hook(hook, with_kwargs=True)
 
+    def watch_compute(self, component: str, layer: nn.Module, declared: str):
+        """Checks what a layer computes in from now on: autocast's dtype where that is on, else its
+        weight's; returns the hook."""
+
+        def hook(module: nn.Module, args: tuple) -> None:
+            device = module.weight.device.type
+            autocast = torch.is_autocast_enabled(device)
+            found = torch.get_autocast_dtype(device) if autocast else module.weight.dtype
+            self.expect(component, found, declared)
+
+        return layer.register_forward_pre_hook(hook)
+
     def watch_output(self, component: str, module: nn.Module, declared: str):
         """Checks the tensor that leaves a module from now on; returns the hook."""
         return module.register_forward_hook(
@@ -58,5 +71,19 @@ class Ledger(dict):
 
 
 def kept_in_float32(name: str) -> bool:
-    """Rotary frequencies are kept in float32 by transformers in every model."""
-    return name.endswith(("inv_freq", "original_inv_freq"))
+    """Rotary frequencies: transformers makes them in float32 in every model, and bf16 ones give other
+    angles than those that serve the drafter."""
+    return name.endswith("inv_freq")
+
+
+def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Casts parameters and buffers in place, but for what is kept in float32.
+
+    module.to(dtype) would take the rotary frequencies along.
+    """
+    kept = {n: b for n, b in module.named_buffers() if kept_in_float32(n)}
+    module.to(dtype)
+    for name, buffer in kept.items():
+        owner, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(owner), attribute, buffer)
+    return module

@@ -19,6 +19,7 @@ from speculators.train.cli import create_transformer_layer_config
 from torch import nn
 
 from draftmill import draft_vocab
+from draftmill.dtype_policy import cast
 from draftmill.errors import DraftmillError
 from draftmill.target_head import TargetHead
 
@@ -74,7 +75,7 @@ def new_drafter(
         model.lm_head.weight.copy_(head["lm_head.weight"][kept])
     for frozen in (model.embed_tokens, model.lm_head):
         frozen.weight.requires_grad_(False)
-    return model.to(dtype)
+    return cast(model, dtype)
 
 
 def check_full_attention(config: Eagle3SpeculatorConfig) -> None:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from draftmill.atomic import atomic_path
-from draftmill.errors import DraftmillError, damaged
+from draftmill.errors import damaged
 from draftmill.stage import combine
 
 

@@ -9,6 +9,7 @@ import jsonschema
 import yaml
 
 from draftmill.errors import DraftmillError
+from draftmill.layers import check_layers
 
 SCHEMA = Path(__file__).resolve().parents[3] / "rules" / "schemas" / "config.schema.yaml"
 
@@ -30,6 +31,10 @@ def completed(config: dict) -> dict:
     for name, source in config["sources"].items():
         check_source(name, source)
     check_drafters(config)
+    count = layer_count(config["target"])
+    for name, capture in config["hidden_states"]["captures"].items():
+        if count is not None:
+            check_layers(capture["output_of"], count, f"hidden_states.captures.{name}")
     return config
 
 
@@ -72,6 +77,15 @@ def check_target(target: dict) -> None:
     partner = {"hub": "revision", "package": "gguf"}.get(given[0])
     if partner and not target[partner]:
         raise DraftmillError(f"config: 'target.{given[0]}' needs 'target.{partner}' beside it.")
+
+
+def layer_count(target: dict) -> int | None:
+    """The target's number of decoder layers, where its config.json is at hand."""
+    path = Path(target["path"] or "") / "config.json"
+    if not target["path"] or not path.is_file():
+        return None  # the stages check it again
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found.get("text_config", found).get("num_hidden_layers")
 
 
 def check_source(name: str, source: dict) -> None:

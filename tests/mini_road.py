@@ -1,0 +1,144 @@
+"""The stages called as functions, in one process: the tiny road without Snakemake."""
+
+import argparse
+from pathlib import Path
+
+import build_draft_vocab
+import check_leaks
+import extract_hidden_states
+import gate_hidden_states
+import generate_responses
+import index_hidden_states
+import measure_acceptance
+import prepare_prompts
+import prepare_target
+import tokenize_conversations
+import train_eagle3
+from draftmill.driver.config import completed
+from draftmill.driver.plan import Plan
+from draftmill.stage import Stage
+from workflow import write_rows
+
+
+class MiniRoad:
+    """Runs single jobs of a planned configuration in the current folder."""
+
+    def __init__(self, config: dict):
+        self.plan = Plan(completed(config))
+        self.root = Path(self.plan.root)
+        self.target = self.root / "target/manifest.json"
+        self.head = self.root / "target/head.safetensors"
+
+    def stage(self, rule: str, **wildcards: str) -> Stage:
+        return Stage.parse(self.plan.settings(rule, **wildcards))
+
+    def prepare_target(self) -> None:
+        prepare_target.prepare(self.stage("prepare_target"), self.target, self.head)
+
+    def table(self, kind: str, source: str, shard: str = "00000") -> Path:
+        return self.root / kind / source / f"{shard}.parquet"
+
+    def prepare_prompts(self, source: str, shard: str = "00000") -> None:
+        stage = self.stage("prepare_prompts", source=source, shard=shard)
+        prepare_prompts.prepare(stage, self.table("prompts", source, shard))
+
+    def check_leaks(self) -> None:
+        sources = [f"{n}:{len(self.plan.shards(n))}" for n in self.plan.config["sources"]]
+        output = self.root / "gates/leaks.json"
+        check_leaks.check(self.stage("check_leaks"), self.root / "prompts", sources, output)
+
+    def generate_responses(self, source: str, shard: str = "00000") -> None:
+        generate_responses.generate(
+            self.stage("generate_responses", source=source, shard=shard),
+            self.target,
+            self.table("prompts", source, shard),
+            self.table("responses", source, shard),
+        )
+
+    def tokenize_conversations(self, source: str, shard: str = "00000") -> None:
+        given = self.table("responses", source, shard) if self.plan.generates(source) else None
+        tokenize_conversations.tokenize(
+            self.stage("tokenize_conversations", source=source, shard=shard),
+            self.target,
+            self.table("prompts", source, shard),
+            given,
+            self.table("tokens", source, shard),
+        )
+
+    def states(self, source: str, name: str = "00000.parquet") -> Path:
+        return self.root / "hidden_states/low" / source / name
+
+    def extract_hidden_states(self, source: str, shard: str = "00000") -> None:
+        stage = self.stage("extract_hidden_states", capture="low", source=source, shard=shard)
+        output = self.states(source, f"{shard}.parquet")
+        extract_hidden_states.extract(
+            stage, self.target, self.table("tokens", source, shard), output
+        )
+
+    def gate_hidden_states(self, source: str, shard: str = "00000") -> Path:
+        output = self.root / f"gates/low/{source}/{shard}.json"
+        gate_hidden_states.check(
+            self.stage("gate_hidden_states", capture="low", source=source, shard=shard),
+            self.target,
+            self.head,
+            self.table("tokens", source, shard),
+            self.states(source, f"{shard}.parquet"),
+            output,
+        )
+        return output
+
+    def index_hidden_states(self, source: str) -> None:
+        stage = self.stage("index_hidden_states", capture="low", source=source)
+        index_hidden_states.index(stage, self.target, self.states(source, "manifest.json"))
+
+    def to_states(self, source: str) -> None:
+        """Everything of one source up to its manifest."""
+        for shard in self.plan.shards(source):
+            self.prepare_prompts(source, shard)
+            if self.plan.generates(source):
+                self.generate_responses(source, shard)
+            self.tokenize_conversations(source, shard)
+            self.extract_hidden_states(source, shard)
+        self.index_hidden_states(source)
+
+    def build_draft_vocab(self, drafter: str = "small") -> Path:
+        names = self.plan.with_role("train")
+        sources = [f"{name}:{len(self.plan.shards(name))}" for name in names]
+        output = self.root / f"draft_vocab/{drafter}.safetensors"
+        stage = self.stage("build_draft_vocab", drafter=drafter)
+        build_draft_vocab.build(stage, self.target, self.root / "tokens", sources, output)
+        return output
+
+    def train(self, drafter: str = "small") -> Path:
+        def manifests(role: str) -> list[Path]:
+            return [self.states(name, "manifest.json") for name in self.plan.with_role(role)]
+
+        output = self.root / "drafters" / drafter
+        options = {
+            "settings": self.stage("train_eagle3", drafter=drafter),
+            "target": self.target,
+            "head": self.head,
+            "draft_vocab": self.root / f"draft_vocab/{drafter}.safetensors",
+            "train": manifests("train"),
+            "validation": manifests("validation"),
+            "resume": self.root / ".resume",
+            "output": output,
+        }
+        train_eagle3.train(argparse.Namespace(**options))
+        return output
+
+    def measure_acceptance(self, source: str, drafter: str = "small") -> Path:
+        output = self.root / f"acceptance/{drafter}/{source}.json"
+        measure_acceptance.measure(
+            self.stage("measure_acceptance", drafter=drafter, source=source),
+            self.target,
+            self.root / "drafters" / drafter,
+            self.states(source, "manifest.json"),
+            output,
+        )
+        return output
+
+
+def write_data(learn: list, choose: list, judge: list) -> None:
+    for name, rows in (("learn", learn), ("choose", choose), ("judge", judge)):
+        write_rows(Path("data") / f"{name}.jsonl", rows)
