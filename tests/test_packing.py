@@ -1,5 +1,7 @@
 """Packing: every sample is in exactly one pack, and no pack is too long."""
 
+from itertools import pairwise
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ def test_packs_lose_and_repeat_no_sample_and_respect_the_limit(lengths, limit, s
 def test_a_new_pack_begins_only_where_the_next_sample_does_not_fit(lengths, limit):
     cut = [min(length, limit) for length in lengths]
     found = list(packs(list(range(len(lengths))), lengths, limit))
-    for group, following in zip(found, found[1:], strict=False):
+    for group, following in pairwise(found):
         assert sum(cut[i] for i in group) + cut[following[0]] > limit
 
 

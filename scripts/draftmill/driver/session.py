@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,8 @@ def open_session(workflow, plan: Plan) -> Session:
     frozen = {"code": {}, "config": hashlib.sha256(canonical(plan.config).encode()).hexdigest()}
     for script in sorted(p.name for p in Path(workflow.basedir, "scripts").glob("*.py")):
         frozen["code"][script] = raw_digests(script)
+    # the jobs' `python` is the driver's, activated environment or not
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
     if workflow.is_main_process:
         refuse_stale(plan)
     else:
