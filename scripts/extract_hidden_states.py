@@ -1,6 +1,7 @@
 """One shard of the target's hidden states: hooks, one forward pass, states in the declared dtype."""
 
 import argparse
+import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -29,7 +30,8 @@ def extract(stage: Stage, target: Path, tokens: Path, output: Path) -> None:
     settings = stage.config
     manifest = target_model.read_manifest(target)
     stage.expect("target", target, manifest["fingerprint"])
-    stage.expect("tokens", tokens, tables.record_of(tokens)["fingerprint"])
+    tokens_record = tables.record_of(tokens)
+    stage.expect("tokens", tokens, tokens_record["fingerprint"])
     dtype, layers = manifest["dtype"], settings["layers"]["output_of"]
     check_layers(layers, manifest["layers"], "hidden_states.captures")
     rows = tables.read(tokens)
@@ -38,7 +40,13 @@ def extract(stage: Stage, target: Path, tokens: Path, output: Path) -> None:
     ledger.expect_module("target weights", model, dtype)
     capture = Capture(model, layers)
     record = stage.record(
-        target=manifest["fingerprint"], dtypes=ledger, tokens=sum(len(r["input_ids"]) for r in rows)
+        dtypes=ledger,
+        target=manifest["fingerprint"],
+        tokenizer=manifest["tokenizer"],
+        chat_template=manifest["chat_template"],
+        chat_template_kwargs=json.loads(tokens_record["settings"])["config"][
+            "chat_template_kwargs"
+        ],
     )
     began, done = time.monotonic(), 0
     with shard_writer.new_shard(output, layers, manifest["hidden_size"], dtype, record) as shard:

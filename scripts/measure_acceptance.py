@@ -4,10 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
-import torch
-
 from draftmill import acceptance, eagle3
 from draftmill.atomic import sha256_of, write_json
+from draftmill.devices import best_device
 from draftmill.dtype_policy import Ledger
 from draftmill.errors import DraftmillError
 from draftmill.repetition import repeated_share
@@ -42,12 +41,12 @@ def measure(stage: Stage, target: Path, folder: Path, states: Path, output: Path
     if len(data) == 0:
         raise DraftmillError(f"{states}: holds no sample, so there is nothing to measure.")
     ledger = Ledger()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = best_device()
     algorithm = DRAFTERS[run["algorithm"]]
     drafter = algorithm.load(folder, device)
     ledger.expect_module("drafter weights in evaluation", drafter, manifest["dtype"])
     check_files(folder, run["files"])
-    check_layers(run, data, states)
+    check_agreement(run, data, states)
     found = evaluate(algorithm, drafter, data, settings["draft_tokens"], ledger, manifest["dtype"])
     write_json(output, document(stage, manifest, run, found, drafter, ledger))
 
@@ -61,7 +60,13 @@ def check_files(folder: Path, files: dict[str, str]) -> None:
             )
 
 
-def check_layers(run: dict, data: StateDataset, states: Path) -> None:
+def check_agreement(run: dict, data: StateDataset, states: Path) -> None:
+    """The states must be of the layers and the rendering that the drafter was trained on."""
+    if run["rendering"] != data.rendering:
+        raise DraftmillError(
+            f"{states}: its prompts were rendered with {data.rendering}, but the drafter was trained "
+            f"with {run['rendering']}; training and evaluation must agree."
+        )
     if run["layers"]["output_of"] != data.layers:
         raise DraftmillError(
             f"{states}: holds output_of {data.layers}, but the drafter was trained on "

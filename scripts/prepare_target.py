@@ -51,6 +51,8 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path) -> None:
         "context_length": text.max_position_embeddings,
         "stop_ids": target_model.stop_ids(loaded),
         "dtype": settings["dtype"],
+        "tokenizer": target_model.tokenizer_digest(loaded),
+        "chat_template": target_model.template_digest(loaded),
         "files": files,
         "record": stage.record(dtypes=dict(ledger)),
         "fingerprint": stage.fingerprint,

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from draftmill import draft_vocab, eagle3, target_head
 from draftmill.atomic import atomic_path, sha256_of, write_json, write_text
+from draftmill.devices import best_device
 from draftmill.dtype_policy import DTYPES, Ledger, cast
 from draftmill.errors import DraftmillError
 from draftmill.layers import check_layers
@@ -53,7 +54,7 @@ def train(options: argparse.Namespace) -> None:
 
     torch.manual_seed(settings["seed"])
     ledger = Ledger()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = best_device()
     tensors = target_head.read(options.head)
     config = eagle3.config_of(stage.config, manifest, device)
     drafter = eagle3.new_drafter(config, tensors, t2d, d2t, DTYPES[weights])
@@ -74,7 +75,8 @@ def train(options: argparse.Namespace) -> None:
     about = {"best_step": progress.best_step, "best_validation_loss": progress.best_loss}
     about |= {"steps": progress.step, "tokens": progress.tokens, "seed": settings["seed"]}
     run = about | {"algorithm": "eagle3", "precision": settings["precision"], "files": files}
-    run |= {"layers": stage.config["layers"], "record": stage.record(dtypes=dict(ledger))}
+    run |= {"layers": stage.config["layers"], "rendering": data["train"].rendering}
+    run |= {"record": stage.record(dtypes=dict(ledger))}
     write_json(options.output / "run.json", run | {"fingerprint": stage.fingerprint})
     resume.unlink(missing_ok=True)
 

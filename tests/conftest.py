@@ -116,3 +116,30 @@ def finished_run(tiny_target, tmp_path_factory):
     run.write_data()
     run.snakemake()
     return run
+
+
+@pytest.fixture
+def config(tiny_target, tmp_path, monkeypatch) -> dict:
+    """The tiny configuration, its sources in a fresh current folder."""
+    from mini_road import write_data
+    from workflow import rows, tiny_config
+
+    monkeypatch.chdir(tmp_path)
+    write_data(rows(6), rows(3, 500), rows(3, 600))
+    return tiny_config(tiny_target)
+
+
+@pytest.fixture(scope="session")
+def prepared_target(tiny_target, tmp_path_factory) -> Path:
+    """results/tiny/target, made once."""
+    from mini_road import MiniRoad, write_data
+    from workflow import rows, tiny_config
+
+    folder, before = tmp_path_factory.mktemp("prepared"), Path.cwd()
+    os.chdir(folder)
+    try:
+        write_data(rows(6), rows(3, 500), rows(3, 600))
+        MiniRoad(tiny_config(tiny_target)).prepare_target()
+    finally:
+        os.chdir(before)
+    return folder / "results/tiny/target"

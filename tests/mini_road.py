@@ -1,6 +1,7 @@
 """The stages called as functions, in one process: the tiny road without Snakemake."""
 
 import argparse
+import shutil
 from pathlib import Path
 
 import build_draft_vocab
@@ -142,3 +143,10 @@ class MiniRoad:
 def write_data(learn: list, choose: list, judge: list) -> None:
     for name, rows in (("learn", learn), ("choose", choose), ("judge", judge)):
         write_rows(Path("data") / f"{name}.jsonl", rows)
+
+
+def road_of(config: dict, prepared_target: Path) -> MiniRoad:
+    """A road whose target has been prepared already."""
+    road = MiniRoad(config)
+    shutil.copytree(prepared_target, road.root / "target")
+    return road

@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,36 +10,8 @@ import pytest
 
 from draftmill import tables
 from draftmill.errors import DraftmillError
-from mini_road import MiniRoad, write_data
-from workflow import rows, tiny_config
-
-
-@pytest.fixture
-def config(tiny_target, tmp_path, monkeypatch) -> dict:
-    """The tiny configuration, its sources in a fresh current folder."""
-    monkeypatch.chdir(tmp_path)
-    write_data(rows(6), rows(3, 500), rows(3, 600))
-    return tiny_config(tiny_target)
-
-
-@pytest.fixture(scope="session")
-def prepared_target(tiny_target, tmp_path_factory) -> Path:
-    """results/tiny/target, made once."""
-    folder = tmp_path_factory.mktemp("prepared")
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        write_data(rows(6), rows(3, 500), rows(3, 600))
-        MiniRoad(tiny_config(tiny_target)).prepare_target()
-    finally:
-        os.chdir(before)
-    return folder / "results/tiny/target"
-
-
-def road_of(config: dict, prepared_target: Path) -> MiniRoad:
-    road = MiniRoad(config)
-    shutil.copytree(prepared_target, road.root / "target")
-    return road
+from mini_road import MiniRoad, road_of, write_data
+from workflow import rows
 
 
 def written(folder: str) -> list[Path]:

@@ -106,3 +106,25 @@ def test_a_second_start_on_the_same_run_is_refused_while_the_first_works(tiny_ta
     finally:
         first.terminate()
         first.wait(timeout=60)
+
+
+def test_code_that_changes_during_a_run_is_refused_by_the_jobs_that_run_it(tiny_target, tmp_path):
+    run = Run(tmp_path / "run", longer(tiny_target))
+    run.write_data()
+    driver = subprocess.Popen(
+        run.command(),
+        cwd=run.folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        stderr=subprocess.STDOUT,
+    )
+    while not (run.folder / POINTS[0]).exists():
+        assert driver.poll() is None
+        time.sleep(0.02)
+    run.edit("scripts/draftmill/eagle3.py", "EAGLE-3:", "EAGLE 3:")
+    output = driver.communicate()[0]
+    assert driver.returncode != 0
+    assert "scripts/draftmill/eagle3.py: changed after this run was planned" in output
+    assert not run.result("drafters/small/model.safetensors").exists()
+    run.snakemake()

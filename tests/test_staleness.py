@@ -42,6 +42,7 @@ RUN_BY = {
     "atomic": [*EVERYTHING],
     "capture": ["extract_hidden_states"],
     "conversations": ["prepare_prompts"],
+    "devices": LOADS_TARGET,
     "draft_vocab": ["build_draft_vocab", "train_eagle3", "measure_acceptance", "report"],
     "dtype_policy": LOADS_TARGET,
     "eagle3": ["train_eagle3"],

@@ -1,9 +1,12 @@
 """Samples side by side in one row, for training; no sample sees another."""
 
+import itertools
 import random
 from collections.abc import Iterator
 
 import torch
+
+LOOKAHEAD = 64  # samples considered for one pack
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
@@ -14,26 +17,40 @@ def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
 
 
 def packs(order: list[int], lengths: list[int], limit: int) -> Iterator[list[int]]:
-    """Consecutive samples of `order` in packs of at most `limit` tokens.
+    """Samples in packs of at most `limit` tokens, each sample once.
 
-    A sample longer than the limit gets a pack of its own and is cut there.
+    A pack takes the next sample of `order` and then whatever fits among the LOOKAHEAD after it. A sample
+    longer than the limit gets a pack of its own and is cut there.
     """
-    pack: list[int] = []
-    used = 0
-    for index in order:
-        length = min(lengths[index], limit)
-        if pack and used + length > limit:
-            yield pack
-            pack, used = [], 0
-        pack.append(index)
-        used += length
-    if pack:
+    coming = iter(order)
+    window = list(itertools.islice(coming, LOOKAHEAD))
+    while window:
+        pack, left, used = [], [], 0
+        for index in window:
+            length = min(lengths[index], limit)
+            if used + length <= limit:
+                pack.append(index)
+                used += length
+            else:
+                left.append(index)
+        window = left + list(itertools.islice(coming, len(pack)))
         yield pack
 
 
 def pack(samples: list[dict[str, torch.Tensor]], limit: int) -> dict[str, torch.Tensor]:
-    """Concatenates shifted samples: every tensor [1, tokens, ...], with document_ids int64."""
+    """Concatenates shifted samples and pads them to `limit` tokens: every tensor [1, limit, ...].
+
+    document_ids, int64, number the samples; padding is document -1, which no loss and no other token sees.
+    One shape for all batches: kernels compile once, and the allocator reuses its blocks.
+    """
     samples = [{k: v[:limit] for k, v in sample.items()} for sample in samples]
-    batch = {k: torch.cat([s[k] for s in samples])[None] for k in samples[0]}
     numbers = [torch.full_like(s["position_ids"], i) for i, s in enumerate(samples)]
-    return batch | {"document_ids": torch.cat(numbers)[None]}
+    samples = [s | {"document_ids": n} for s, n in zip(samples, numbers, strict=True)]
+    batch = {k: torch.cat([s[k] for s in samples]) for k in samples[0]}
+    missing = limit - len(batch["input_ids"])
+    return {
+        k: torch.cat([v, v.new_full((missing, *v.shape[1:]), -1 if k == "document_ids" else 0)])[
+            None
+        ]
+        for k, v in batch.items()
+    }

@@ -31,7 +31,7 @@ class Shard:
             )
         shard_layout.check_seal(self.path)
         try:
-            self.file = pq.ParquetFile(self.path, page_checksum_verification=True)
+            self.file = pq.ParquetFile(self.path, page_checksum_verification=True, pre_buffer=False)
             self.footer = json.loads(self.file.metadata.metadata[b"draftmill"])
         except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
             raise damaged(path, error) from None

@@ -10,6 +10,7 @@ from draftmill import shard_layout
 from draftmill.errors import DraftmillError
 from draftmill.shard_reader import Shard
 
+RENDERING = ("tokenizer", "chat_template", "chat_template_kwargs")
 OPEN_SHARDS = 64  # footers kept in memory
 
 
@@ -24,12 +25,19 @@ class StateDataset:
         self._open: OrderedDict[Path, Shard] = OrderedDict()
         self.places: list[tuple[Path, str, int]] = []  # shard file, its fingerprint, sample in it
         self.fingerprints = []
-        self.layers = self.hidden = None
+        self.layers = self.hidden = self.rendering = None
         for path in manifests:
             manifest = json.loads(path.read_text(encoding="utf-8"))
             self.fingerprints.append(manifest["fingerprint"])
             self.layers = manifest["layers"]["output_of"]
             self.hidden = manifest["hidden_size"]
+            rendering = {key: manifest[key] for key in RENDERING}
+            if self.rendering not in (None, rendering):
+                raise DraftmillError(
+                    f"{path}: its prompts were rendered with {rendering}, those of {manifests[0]} with "
+                    f"{self.rendering}; training and evaluation must agree."
+                )
+            self.rendering = rendering
             for entry in manifest["shards"]:
                 where = (path.parent / entry["file"], entry["fingerprint"])
                 self.places += [(*where, i) for i in range(entry["samples"])]

@@ -1,5 +1,6 @@
 """The target as transformers knows it: its text configuration, its decoder, its tokenizer."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -7,11 +8,21 @@ import torch
 import transformers
 from torch import nn
 
+from draftmill.devices import best_device
 from draftmill.dtype_policy import DTYPES
 from draftmill.errors import DraftmillError
 
 transformers.utils.logging.disable_progress_bar()  # a bar in a log file is noise
 AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "tiktoken.model",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+)
 NORM_NAMES = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f")
 
 
@@ -64,7 +75,7 @@ def load(manifest: dict, dtype: str) -> nn.Module:
             f"{manifest['checkpoint']}: lacks {len(missing)} weights that the model needs, "
             f"{missing[0]} first; they would be random; complete the checkpoint."
         )
-    return model.eval()
+    return model.eval().to(best_device())
 
 
 def meta_model(config: transformers.PretrainedConfig) -> nn.Module:
@@ -113,6 +124,22 @@ def tokenizer_of(manifest: dict) -> transformers.PreTrainedTokenizerBase:
     return transformers.AutoTokenizer.from_pretrained(
         manifest["checkpoint"], trust_remote_code=manifest["trust_remote_code"]
     )
+
+
+def tokenizer_digest(manifest: dict) -> str:
+    """One digest over the tokenizer's files, those that there are."""
+    found = hashlib.sha256()
+    for name in TOKENIZER_FILES:
+        path = Path(manifest["checkpoint"]) / name
+        if path.is_file():
+            found.update(name.encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def template_digest(manifest: dict) -> str | None:
+    """A digest of the chat template's text; None where the tokenizer has none."""
+    template = tokenizer_of(manifest).chat_template
+    return None if template is None else hashlib.sha256(str(template).encode()).hexdigest()[:16]
 
 
 def stop_ids(manifest: dict) -> list[int]:

@@ -108,7 +108,7 @@ class Trainer:
             self.ledger.expect("training loss", loss.dtype, "float32")
             self.accelerator.backward(loss / count)
             total += loss.item() / count
-            tokens += batch["input_ids"].numel()
+            tokens += int((batch["document_ids"] >= 0).sum())
             add_metrics(sums, metrics)
         norm = self.accelerator.clip_grad_norm_(
             trainable(self.bare).values(), self.settings["max_grad_norm"]
