@@ -13,7 +13,7 @@ import torch
 
 from draftmill import tables, target_model
 from draftmill.dtype_policy import Ledger
-from draftmill.rendering import Renderer
+from draftmill.rendering import CannotRender, Renderer
 from draftmill.skips import Skips
 from draftmill.stage import Stage
 
@@ -48,10 +48,15 @@ def generate(stage: Stage, target: Path, prompts: Path, output: Path) -> None:
     skips = Skips(settings["on_malformed"])
     rendered: dict[int, list[int]] = {}
     for row in tables.read(prompts):
-        ids = renderer.prompt_ids(json.loads(row["messages"]))
+        where = f"{prompts}: row {row['row'] + 1}"
+        try:
+            ids = renderer.prompt_ids(json.loads(row["messages"]))
+        except CannotRender as error:
+            skips.add(where, str(error))
+            continue
         if len(ids) + settings["max_new_tokens"] > limit:
             skips.add(
-                f"{prompts}: row {row['row'] + 1}",
+                where,
                 f"the prompt has {len(ids)} tokens, which with max_new_tokens: "
                 f"{settings['max_new_tokens']} exceeds the context of {limit}",
             )

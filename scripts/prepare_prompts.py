@@ -60,7 +60,7 @@ def prepare(stage: Stage, output: Path) -> None:
 def check_digest(settings: dict, raw: list[bytes], name: str) -> None:
     """Refuses rows that are not those the run was planned with."""
     if settings["kind"] == "hub":
-        return  # pinned by its revision
+        return  # pinned by its revision; a local folder by its digest when the run was planned
     found = raw_rows.range_digest(b"".join(map(raw_rows.row_hash, raw)))
     if found != settings["digest"]:
         raise DraftmillError(

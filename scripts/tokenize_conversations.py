@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from draftmill import tables, target_model
 from draftmill.errors import DraftmillError
-from draftmill.rendering import Renderer, Sample
+from draftmill.rendering import CannotRender, Renderer, Sample
 from draftmill.skips import Skips
 from draftmill.stage import Stage
 
@@ -66,7 +66,12 @@ def tokenize(
             cut += 1
             if not keep_truncated(settings["truncated"], where):
                 continue
-        for sample in samples_of(renderer, json.loads(row["messages"]), found, where, skips):
+        try:
+            samples = list(samples_of(renderer, json.loads(row["messages"]), found, where, skips))
+        except CannotRender as error:
+            skips.add(where, str(error))
+            continue
+        for sample in samples:
             if len(sample.ids) > limit:
                 skips.add(where, f"has {len(sample.ids)} tokens, but the context is {limit}")
                 continue

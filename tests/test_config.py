@@ -102,13 +102,13 @@ def test_the_input_is_not_changed(base_config):
     assert base_config == before
 
 
-def test_defaults_are_not_shared_between_two_configurations(base_config):
-    first, second = completed(base_config), completed(base_config)
-    first["drafters"]["first"]["training"]["betas"][0] = 0.5
-    first["target"]["chat_template_kwargs"]["thinking"] = True
-    assert second["drafters"]["first"]["training"]["betas"] == [0.9, 0.95]
-    assert second["target"]["chat_template_kwargs"] == {}
-    assert completed(base_config) == second
+def test_two_drafters_share_no_default(base_config):
+    base_config["drafters"]["second"] = {"algorithm": "eagle3", "capture": "low"}
+    found = completed(base_config)["drafters"]
+    found["first"]["training"]["steps"] = 3
+    found["first"]["training"]["betas"][0] = 0.5
+    assert found["second"]["training"]["betas"] == [0.9, 0.95]
+    assert found["second"]["training"]["steps"] == 1000
 
 
 def test_a_completed_configuration_completes_to_itself(base_config):

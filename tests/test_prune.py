@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from mini_road import MiniRoad, road_of
 from workflow import PROJECT
 

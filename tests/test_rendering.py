@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from draftmill import target_model
 from draftmill.errors import DraftmillError
-from draftmill.rendering import Renderer
+from draftmill.rendering import CannotRender, Renderer
 from tiny_target import CHATML
 
 END = "<|im_end|>"
@@ -154,7 +154,7 @@ def test_marks_that_cover_nothing_are_the_named_cause_of_an_empty_mask(rendering
 
 def test_an_answer_that_cannot_be_located_is_refused(rendering):
     thinking = CHATML.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}")
-    with pytest.raises(DraftmillError, match=r"cannot be located.*chat_template_kwargs"):
+    with pytest.raises(CannotRender, match=r"cannot be located.*chat_template_kwargs"):
         rendering(thinking).samples(chat("Why?", "Because."))
 
 
@@ -195,15 +195,11 @@ def test_earlier_answers_are_supervised_where_the_prompt_holds_them_unchanged(re
         assert sample.turn == 3
 
 
-def test_an_answer_before_any_question_is_refused_in_a_sentence(renderer):
-    with pytest.raises(DraftmillError):
-        renderer.samples([{"role": "assistant", "content": "Hello!"}, *chat("Why?", "Because.")])
-
-
-def test_an_answer_whose_first_token_melts_into_the_prompt_is_refused(rendering):
+def test_an_answer_whose_first_token_melts_into_the_prompt_is_tokenized_as_served(rendering):
     merging = rendering(CHATML)
     merging.tokenizer.add_tokens(["\n\n"])  # as most real tokenizers have it
-    with pytest.raises(DraftmillError, match="cannot be located"):
-        merging.samples(chat("Why?", "\n\nBecause."))
+    [sample] = merging.samples(chat("Why?", "\n\nBecause."))
+    assert sample.ids[: sample.start] == merging.prompt_ids(chat("Why?"))
+    assert supervised(merging, sample) == ["\n\nBecause." + END]
     [sample] = merging.samples(chat("Why?", "Because.\n\nYes."))
     assert supervised(merging, sample) == ["Because.\n\nYes." + END]

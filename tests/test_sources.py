@@ -180,17 +180,15 @@ lines = st.lists(st.binary(max_size=12).filter(lambda b: not {10, 13} & set(b)),
 
 
 @given(rows=lines, start=st.integers(0, 13), size=st.integers(0, 13), ended=st.booleans())
-def test_rows_read_from_a_byte_offset_are_the_rows_of_the_range(
+def test_rows_read_from_a_file_are_the_rows_of_the_range(
     rows, start, size, ended, tmp_path_factory
 ):
     path = tmp_path_factory.getbasetemp() / "bytes.jsonl"
     text = b"".join(row + b"\n" for row in rows)
     path.write_bytes(text if ended or not rows or not rows[-1] else text[:-1])
     settings = {"kind": "file", "path": str(path)}
-    offset = sum(len(row) + 1 for row in rows[:start])
     expected = rows[start : start + size]
     assert raw_rows.rows_of(settings, start, start + size) == expected
-    assert raw_rows.rows_of(settings, start, start + size, offset) == expected
 
 
 def test_stdlib_prompts_are_distinct_and_their_ranges_disjoint():

@@ -26,9 +26,9 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         fsync(temporary)
         os.replace(temporary, path)
         fsync(path.parent)
-    except OSError as error:
+    except Exception as error:
         temporary.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_full_disk(error):
             raise DraftmillError(
                 f"{path}: no space left on the device while writing; nothing was left under this "
                 f"name; free space in {path.parent} and start again."
@@ -37,6 +37,13 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def is_full_disk(error: Exception) -> bool:
+    """A full disk or quota; safetensors reports it by text alone, as "(os error 28)"."""
+    numbers = (errno.ENOSPC, errno.EDQUOT)
+    told = any(f"os error {number})" in str(error) for number in numbers)
+    return told or getattr(error, "errno", None) in numbers
 
 
 def fsync(path: Path) -> None:

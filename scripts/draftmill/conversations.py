@@ -6,7 +6,7 @@ tool; tool calls and other keys are kept as they are.
 
 import hashlib
 import json
-import re
+import unicodedata
 from dataclasses import dataclass
 
 # ShareGPT's names for the speakers
@@ -47,29 +47,40 @@ def parse(row: bytes, number: int, responses: str) -> Conversation:
         raise MalformedRow("a blank line")
     try:
         value = json.loads(row)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MalformedRow(f"not JSON ({error})") from None
     if not isinstance(value, dict):
         raise MalformedRow(f"a JSON {type(value).__name__} where an object is expected")
-    messages = messages_of(value)
+    messages = [message_of(turn, i) for i, turn in enumerate(turns_of(value))]
     if responses == "generate":
         while messages and messages[-1]["role"] == "assistant":
             messages = messages[:-1]
     elif messages[-1]["role"] != "assistant":
         raise MalformedRow("no answer: the last turn is not the assistant's")
-    if not any(m["role"] == "user" for m in messages):
+    messages = [m for m in messages if m["role"] not in ("system", "developer") or has_text(m)]
+    for index, message in enumerate(messages):
+        check_text(message, index)
+    roles = [m["role"] for m in messages]
+    if "user" not in roles:
         raise MalformedRow("no user turn")
-    identity = next((value[k] for k in ("id", "question_id", "task_id") if k in value), number)
+    if "assistant" in roles and roles.index("assistant") < roles.index("user"):
+        raise MalformedRow("an answer stands before the first user turn")
+    try:
+        json.dumps(messages, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise MalformedRow("text with half a surrogate pair, which is no Unicode") from None
+    named = (value.get(k) for k in ("id", "question_id", "task_id"))
+    identity = next((name for name in named if name is not None), number)
     return Conversation(str(identity), str(value.get("category") or "all"), messages)
 
 
-def messages_of(value: dict) -> list[dict]:
+def turns_of(value: dict) -> list:
     if "messages" in value or "conversations" in value:
         key = "messages" if "messages" in value else "conversations"
         turns = value[key]
         if not isinstance(turns, list) or not turns:
             raise MalformedRow(f"'{key}' is not a list of turns")
-        return [message_of(turn, i) for i, turn in enumerate(turns)]
+        return turns
     if "prompt" in value:
         turns = [{"role": "user", "content": value["prompt"]}]
         if isinstance(value.get("system"), str):
@@ -77,7 +88,7 @@ def messages_of(value: dict) -> list[dict]:
         answer = next((value[k] for k in ("response", "completion") if k in value), None)
         if answer is not None:
             turns.append({"role": "assistant", "content": answer})
-        return [message_of(turn, i) for i, turn in enumerate(turns)]
+        return turns
     raise MalformedRow("none of the keys 'messages', 'conversations' and 'prompt'")
 
 
@@ -86,27 +97,37 @@ def message_of(turn: object, index: int) -> dict:
         raise MalformedRow(f"turn {index} is not an object")
     turn = {k: v for k, v in turn.items() if v is not None}
     if "from" in turn:
-        role = SHAREGPT_ROLES.get(turn.pop("from"))
+        role = SHAREGPT_ROLES.get(str(turn.pop("from")))
         turn = {"role": role, "content": turn.pop("value", None), **turn}
     if turn.get("role") not in ROLES:
         raise MalformedRow(f"turn {index} has no known role")
-    content = turn.get("content")
-    if content is None and turn.get("tool_calls"):
+    if turn.get("content") is None and turn.get("tool_calls"):
         turn["content"] = ""
-    elif not isinstance(content, str | list):
-        raise MalformedRow(f"turn {index} ({turn['role']}) has no text")
-    elif not content or (isinstance(content, str) and not content.strip()):
-        kind = (
-            "an empty response" if turn["role"] == "assistant" else f"an empty {turn['role']} turn"
-        )
-        if not turn.get("tool_calls"):
-            raise MalformedRow(f"{kind} (turn {index})")
     return turn
 
 
+def has_text(message: dict) -> bool:
+    content = message.get("content")
+    return bool(content.strip() if isinstance(content, str) else content)
+
+
+def check_text(message: dict, index: int) -> None:
+    role = message["role"]
+    if not isinstance(message.get("content"), str | list):
+        raise MalformedRow(f"turn {index} ({role}) has no text")
+    if not has_text(message) and not message.get("tool_calls"):
+        kind = "an empty response" if role == "assistant" else f"an empty {role} turn"
+        raise MalformedRow(f"{kind} (turn {index})")
+
+
 def prompt_key(messages: list[dict]) -> str:
-    """What makes two prompts equal: the user turns without case, white space and punctuation."""
+    """What makes two prompts equal: the user turns without case, white space and punctuation.
+
+    Symbols and combining marks count (C and C++ differ, and so do signs of Indic scripts), and so do the
+    operators that Unicode files under punctuation.
+    """
     texts = (m["content"] for m in messages if m["role"] == "user")
-    words = re.findall(r"\w+", "\n".join(map(str, texts)).lower())
-    words = words or [str(m["content"]) for m in messages]  # a prompt of symbols only
+    text = unicodedata.normalize("NFC", "\n".join(map(str, texts)).casefold())
+    kept = (c if c in "#%*/" or unicodedata.category(c)[0] not in "PZC" else " " for c in text)
+    words = "".join(kept).split() or [text]
     return hashlib.blake2b(" ".join(words).encode(), digest_size=16).hexdigest()

@@ -37,10 +37,11 @@ def main() -> None:
     sys.argv = [str(options.script), *options.arguments]
     from draftmill.errors import DraftmillError
 
+    before = set(sys.modules)
     try:
         runpy.run_path(str(options.script), run_name="__main__")
         if planned is not None:
-            check_loaded(options.script, planned)
+            check_loaded(options.script, planned, before)
     except DraftmillError as error:
         sys.exit(f"{options.script.name}: {error}")
 
@@ -65,11 +66,12 @@ def planned_digests(plan: Path, script: Path) -> dict[str, str]:
     return digests
 
 
-def check_loaded(script: Path, planned: dict[str, str]) -> None:
+def check_loaded(script: Path, planned: dict[str, str], before: set[str]) -> None:
     """Fails where a module under scripts/ was loaded that the script's fingerprint does not cover."""
-    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    loaded = [module for name, module in list(sys.modules.items()) if name not in before]
+    files = (getattr(module, "__file__", None) for module in loaded)
     local = {Path(f).resolve() for f in files if f and Path(f).resolve().is_relative_to(SCRIPTS)}
-    unknown = {str(f.relative_to(SCRIPTS)) for f in local - {Path(__file__).resolve()}} - {*planned}
+    unknown = {str(f.relative_to(SCRIPTS)) for f in local} - {*planned}
     if unknown:
         sys.exit(
             f"{script.name}: loaded {', '.join(sorted(unknown))}, which its fingerprint does not "

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,10 +31,10 @@ def open_lines(path: Path):
     return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
 
 
-def file_rows(path: Path, start: int = 0, offset: int | None = None) -> Iterator[bytes]:
+def file_rows(path: Path, start: int = 0) -> Iterator[bytes]:
     """The rows of a JSONL or Parquet file from row `start` on, as bytes (JSON).
 
-    `offset` is the byte at which row `start` begins in a plain JSONL file, where it is known.
+    Raises DraftmillError where the file is damaged or of no known type.
     """
     if path.suffix == ".parquet":
         yield from parquet_rows(path, start)
@@ -42,18 +43,30 @@ def file_rows(path: Path, start: int = 0, offset: int | None = None) -> Iterator
         raise DraftmillError(
             f"{path}: unknown file type; expected a name ending in .jsonl, .jsonl.gz or .parquet."
         )
-    with open_lines(path) as file:
-        if offset is not None and path.suffix != ".gz":
-            file.seek(offset)
-            start = 0
-        for line in itertools.islice(file, start, None):
-            yield line.rstrip(b"\r\n")
+    try:
+        with open_lines(path) as file:
+            for line in itertools.islice(file, start, None):
+                yield line.rstrip(b"\r\n")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise unreadable(path, error) from None
 
 
 def parquet_rows(path: Path, start: int) -> Iterator[bytes]:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    file = pq.ParquetFile(path)
+    try:
+        yield from rows_of_groups(pq.ParquetFile(path), start)
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(path, error) from None
+
+
+def unreadable(path: Path, error: Exception) -> DraftmillError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return DraftmillError(f"{path}: cannot be read ({reason}); replace it by a whole file.")
+
+
+def rows_of_groups(file, start: int) -> Iterator[bytes]:
     first = 0
     for group in range(file.num_row_groups):
         rows = file.metadata.row_group(group).num_rows
@@ -84,12 +97,12 @@ def hub_rows(source: dict, start: int) -> Iterator[bytes]:
         yield json.dumps(data[i], ensure_ascii=False, default=str).encode()
 
 
-def rows_of(source: dict, start: int, stop: int, offset: int | None = None) -> list[bytes]:
+def rows_of(source: dict, start: int, stop: int) -> list[bytes]:
     """Rows start..stop of a source of any kind, as bytes."""
     if source["kind"] == "stdlib":
         rows = (json.dumps({"prompt": p}).encode() for p in stdlib_prompts()[start:])
     elif source["kind"] == "file":
-        rows = file_rows(Path(source["path"]), start, offset)
+        rows = file_rows(Path(source["path"]), start)
     else:
         rows = hub_rows(source, start)
     return list(itertools.islice(rows, stop - start))

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+import jinja2
 import transformers
 
 from draftmill.errors import DraftmillError
@@ -21,6 +22,10 @@ class Sample:
     ids: list[int]
     mask: list[int]
     start: int
+
+
+class CannotRender(ValueError):
+    """Why a row cannot be rendered: its own fault, not the target's."""
 
 
 class Renderer:
@@ -47,14 +52,19 @@ class Renderer:
         return self._ids(messages, add_generation_prompt=True)
 
     def _ids(self, messages: list[dict], **kwargs) -> list[int]:
-        kwargs = self.template_kwargs | kwargs
-        return self.tokenizer.apply_chat_template(messages, return_dict=False, **kwargs)
+        return self._render(messages, return_dict=False, **kwargs)
+
+    def _render(self, messages: list[dict], **kwargs):
+        try:
+            return self.tokenizer.apply_chat_template(messages, **self.template_kwargs, **kwargs)
+        except jinja2.TemplateError as error:
+            raise CannotRender(f"the chat template refuses the conversation ({error})") from None
 
     def samples(self, messages: list[dict]) -> list[Sample]:
         """One sample over the whole conversation where every answer's rendering is a prefix of it;
         otherwise one sample per assistant turn, each rendered as served.
 
-        Raises DraftmillError where the template's rendering of an answer cannot be located.
+        Raises CannotRender where an answer cannot be located in the template's rendering.
         """
         turns = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
         messages = messages[: turns[-1] + 1]
@@ -80,19 +90,25 @@ class Renderer:
         before = self.prompt_ids(messages[:-1])
         ids = self._ids(messages)
         if ids[: len(before)] != before:
-            raise DraftmillError(
-                "chat template: the rendering of an answered conversation does not start with the "
-                f"rendering of its prompt (turn {len(messages) - 1}), so the answer cannot be located; "
-                "check target.chat_template_kwargs (thinking on or off)."
-            )
+            # a token reaches over the border: tokenize the answer by itself, as it is served
+            ids = before + self._answer_ids(messages)
         # what the template adds after the end token is not the model's
         ends = [i for i in range(len(before), len(ids)) if ids[i] in self.stop_ids]
         return len(before), ids[: ends[-1] + 1] if ends else ids
 
+    def _answer_ids(self, messages: list[dict]) -> list[int]:
+        prompt = self._render(messages[:-1], tokenize=False, add_generation_prompt=True)
+        text = self._render(messages, tokenize=False)
+        if not text.startswith(prompt):
+            raise CannotRender(
+                "the rendering of the answered conversation does not start with that of its prompt "
+                f"(turn {len(messages) - 1}), so the answer cannot be located; check "
+                "target.chat_template_kwargs (thinking on or off)"
+            )
+        return self.tokenizer(text[len(prompt) :], add_special_tokens=False)["input_ids"]
+
     def _marked_mask(self, messages: list[dict]) -> list[int]:
-        marks = self.tokenizer.apply_chat_template(
-            messages, return_dict=True, return_assistant_tokens_mask=True, **self.template_kwargs
-        )
+        marks = self._render(messages, return_dict=True, return_assistant_tokens_mask=True)
         return list(marks["assistant_masks"])
 
     @staticmethod
@@ -111,7 +127,10 @@ class Renderer:
         mask = [0] * len(prompt)
         turns = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
         for turn in turns:  # earlier answers, where they stand in the prompt unchanged
-            start, ids = self._answer(messages[: turn + 1])
+            try:
+                start, ids = self._answer(messages[: turn + 1])
+            except CannotRender:
+                continue
             if prompt[: len(ids)] == ids:
                 mask[start : len(ids)] = [1] * (len(ids) - start)
         ids, mask = self._cut(prompt + answer, mask + [1] * len(answer))

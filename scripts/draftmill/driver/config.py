@@ -1,7 +1,9 @@
 """The configuration: read, checked against the schema, completed with its defaults."""
 
+import copy
 import difflib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +25,8 @@ def completed(config: dict) -> dict:
 
     Raises DraftmillError that names the first offending key by its dotted path.
     """
-    config = json.loads(json.dumps(config))
+    check_values(config, "")
+    config = copy.deepcopy(config)
     errors = sorted(defaulting_validator().iter_errors(config), key=lambda e: len(e.path))
     if errors:
         raise DraftmillError(sentence(errors[0]))
@@ -38,6 +41,30 @@ def completed(config: dict) -> dict:
     return config
 
 
+def check_values(value: object, path: str) -> None:
+    """Refuses what YAML knows and JSON does not: dates, NaN and infinities, keys that are no text."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            if not isinstance(key, str):
+                raise DraftmillError(f"config: '{path}{key}' is a key that is no text; quote it.")
+            check_values(child, f"{path}{key}.")
+    elif isinstance(value, list):
+        for index, child in enumerate(value):
+            check_values(child, f"{path}{index}.")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise DraftmillError(f"config: '{path[:-1]}' is {value}; give a finite number.")
+    elif value is not None and not isinstance(value, str | int | float):
+        kind = type(value).__name__
+        raise DraftmillError(
+            f"config: '{path[:-1]}' is a {kind} ({value}); quote it to make it text."
+        )
+
+
+def is_integer(checker: object, value: object) -> bool:
+    """An integer proper: 5.0 would reach range() as a float."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def defaulting_validator() -> jsonschema.Validator:
     """A validator that sets a schema's defaults while it descends (the jsonschema FAQ's recipe)."""
     base = jsonschema.Draft202012Validator
@@ -47,10 +74,13 @@ def defaulting_validator() -> jsonschema.Validator:
         if isinstance(instance, dict):
             for name, child in names.items():
                 if "default" in child:
-                    instance.setdefault(name, json.loads(json.dumps(child["default"])))
+                    instance.setdefault(name, copy.deepcopy(child["default"]))
         yield from plain(validator, names, instance, parent)
 
-    return jsonschema.validators.extend(base, {"properties": properties})(schema())
+    types = base.TYPE_CHECKER.redefine("integer", is_integer)
+    return jsonschema.validators.extend(base, {"properties": properties}, type_checker=types)(
+        schema()
+    )
 
 
 def sentence(error: jsonschema.ValidationError) -> str:

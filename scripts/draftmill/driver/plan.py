@@ -129,7 +129,7 @@ class Plan:
         }
 
     def _tokenize_conversations(self, source: str, shard: str) -> tuple[dict, dict]:
-        slice_ = self._rendering(source) | {"truncated": self.config["responses"]["truncated"]}
+        slice_ = self._rendering(source)
         del slice_["padding"]
         inputs = {
             "prompts": self.fingerprint("prepare_prompts", source=source, shard=shard),
@@ -138,6 +138,7 @@ class Plan:
         if self.generates(source):
             made = self.fingerprint("generate_responses", source=source, shard=shard)
             inputs["responses"] = made
+            slice_["truncated"] = self.config["responses"]["truncated"]
         return slice_, inputs
 
     def generates(self, source: str) -> bool:
