@@ -59,5 +59,6 @@ rule train_eagle3:
         " --settings {params.settings:q}"
         " --target {input.target} --head {input.head} --draft-vocab {input.vocab}"
         " --train {input.train} --validation {input.validation}"
-        f" --resume {ROOT}/.resume --output {DRAFTER.replace('drafter', 'wildcards.drafter')}"
+        f" --resume {ROOT}/.resume"
+        " --output $(dirname {output.run})"
         " > {log} 2>&1"
