@@ -11,7 +11,8 @@ sys.path.insert(0, f"{workflow.basedir}/scripts")
 
 from draftmill.driver import images, session
 from draftmill.driver.config import completed
-from draftmill.driver.plan import CHECKPOINT_FILES, Plan
+from draftmill.driver.artefacts import CHECKPOINT_FILES
+from draftmill.driver.plan import Plan
 from draftmill.errors import DraftmillError
 
 try:

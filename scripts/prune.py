@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 
 from draftmill.driver import provenance
+from draftmill.driver.artefacts import artefacts
 from draftmill.driver.config import completed
 from draftmill.driver.plan import Plan
 from draftmill.errors import DraftmillError
@@ -50,7 +51,7 @@ def plans_of(configs: list[Path]) -> tuple[list[Plan], set[str]]:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
         try:
             plan = Plan(completed(raw))
-            list(plan.artefacts())
+            list(artefacts(plan))
             plans.append(plan)
         except DraftmillError as error:
             unknown.add(raw.get("run"))
@@ -62,7 +63,7 @@ def orphans(plans: list[Plan], unknown: set[str]) -> list[Path]:
     """Files under results/ that no plan makes; unfinished resume states of planned jobs are kept."""
     wanted, resumable = set(), set()
     for plan in plans:
-        for artefact in plan.artefacts():
+        for artefact in artefacts(plan):
             wanted |= {artefact.path, *artefact.companions}
             resumable.add(f"{plan.root}/.resume/{artefact.rule}-{artefact.fingerprint}.safetensors")
     return [

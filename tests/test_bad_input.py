@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from draftmill import tables
+from draftmill.driver.artefacts import artefacts
 from draftmill.errors import DraftmillError
 from mini_road import MiniRoad, road_of, write_data
 from workflow import rows
@@ -29,7 +30,7 @@ def given(config: dict, answers: list[str]) -> dict:
 def test_an_empty_prompts_file_is_named_before_anything_runs(config):
     Path("data/learn.jsonl").write_text("")
     with pytest.raises(DraftmillError, match=r"data/learn\.jsonl: has no rows"):
-        list(MiniRoad(config).plan.artefacts())
+        list(artefacts(MiniRoad(config).plan))
     assert written(".") == []
 
 

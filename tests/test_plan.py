@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from draftmill.driver.artefacts import artefacts
 from draftmill.driver.config import completed
 from draftmill.driver.plan import Plan
 from draftmill.stage import Stage
@@ -53,8 +54,8 @@ def config(workplace, write_rows, tiny_target) -> dict:
 def fingerprints(config: dict) -> dict[str, str]:
     """path below results/RUN -> fingerprint."""
     plan = Plan(completed(config))
-    found = {a.path.removeprefix(f"{plan.root}/"): a.fingerprint for a in plan.artefacts()}
-    assert len(found) == len(list(plan.artefacts()))
+    found = {a.path.removeprefix(f"{plan.root}/"): a.fingerprint for a in artefacts(plan)}
+    assert len(found) == len(list(artefacts(plan)))
     return found
 
 

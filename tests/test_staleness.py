@@ -69,6 +69,7 @@ RUN_BY = {
     "layers": ["extract_hidden_states", "train_eagle3"],
     "launch": [],
     "driver/__init__": [],
+    "driver/artefacts": [],
     "driver/code": [],
     "driver/config": [],
     "driver/images": [],

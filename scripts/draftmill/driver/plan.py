@@ -6,8 +6,6 @@ and is known without opening a file. Gates are nobody's input here: what they gu
 with them.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -15,27 +13,7 @@ from draftmill.driver import sources, target_source
 from draftmill.driver.code import code_of
 from draftmill.stage import canonical, combine, fingerprint_of
 
-CHECKPOINT_FILES = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-)
-TARGET_FILES = ("head.safetensors", *(f"checkpoint/{name}" for name in CHECKPOINT_FILES))
-DRAFTER_FILES = ("config.json", "model.safetensors", "metrics.parquet")
 REPORT_TEMPLATE = Path(__file__).resolve().parents[3] / "resources" / "report.html.jinja"
-
-
-@dataclass(frozen=True)
-class Artefact:
-    """One output that carries its fingerprint: where it is, and what it must be."""
-
-    rule: str
-    path: str
-    fingerprint: str
-    companions: tuple[str, ...] = ()  # further files that the same job writes
 
 
 class Plan:
@@ -233,40 +211,3 @@ class Plan:
 
     def captured(self) -> list[tuple[str, str]]:
         return [(c, s) for c in self.captures() for s in self.config["sources"]]
-
-    # ---- artefacts ---------------------------------------------------------------------------
-
-    def artefacts(self) -> Iterator[Artefact]:
-        """Every artefact of the run that carries a fingerprint."""
-
-        def one(rule: str, path: str, companions=(), **wildcards: str) -> Artefact:
-            where = f"{self.root}/{path.format(**wildcards)}"
-            beside = tuple(f"{where.rpartition('/')[0]}/{name}" for name in companions)
-            return Artefact(rule, where, self.fingerprint(rule, **wildcards), beside)
-
-        yield one("prepare_target", "target/manifest.json", TARGET_FILES)
-        yield one("check_leaks", "gates/leaks.json")
-        for source, shards in self.ranges.items():
-            for shard in shards:
-                at = {"source": source, "shard": shard}
-                yield one("prepare_prompts", "prompts/{source}/{shard}.parquet", **at)
-                if self.generates(source):
-                    yield one("generate_responses", "responses/{source}/{shard}.parquet", **at)
-                yield one("tokenize_conversations", "tokens/{source}/{shard}.parquet", **at)
-                for capture in self.captures():
-                    at |= {"capture": capture}
-                    states = "{capture}/{source}/{shard}"
-                    yield one("extract_hidden_states", f"hidden_states/{states}.parquet", **at)
-                    yield one("gate_hidden_states", f"gates/{states}.json", **at)
-        for capture, source in self.captured():
-            at = {"capture": capture, "source": source}
-            path = "hidden_states/{capture}/{source}/manifest.json"
-            yield one("index_hidden_states", path, **at)
-        for drafter in self.config["drafters"]:
-            at = {"drafter": drafter}
-            yield one("build_draft_vocab", "draft_vocab/{drafter}.safetensors", **at)
-            yield one(self.train_rule(drafter), "drafters/{drafter}/run.json", DRAFTER_FILES, **at)
-        for at in self.measured():
-            yield one("measure_acceptance", "acceptance/{drafter}/{source}.json", **at)
-        yield one("plot", "figures/training.svg", ["acceptance.svg"])
-        yield one("report", "report.html", ["summary.tsv"])

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 
 from draftmill.atomic import write_json
-from draftmill.driver.plan import Artefact, Plan
+from draftmill.driver.artefacts import Artefact, artefacts
+from draftmill.driver.plan import Plan
 from draftmill.driver.sources import stat_key
 
 METADATA = Path(".snakemake") / "metadata"
@@ -56,7 +57,7 @@ def stale(plan: Plan, only_foreign: bool) -> list[Artefact]:
     """
     seen = json.loads(SEEN.read_text()) if SEEN.is_file() else {}
     before, found = dict(seen), []
-    for artefact in plan.artefacts():
+    for artefact in artefacts(plan):
         path = Path(artefact.path)
         if (only_foreign and known_to_snakemake(artefact.path)) or not path.is_file():
             continue
