@@ -57,7 +57,7 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path) -> None:
         "record": stage.record(dtypes=dict(ledger)),
         "fingerprint": stage.fingerprint,
     }
-    target_head.save(model, head_path, {"fingerprint": stage.fingerprint, "complete": "1"})
+    target_head.save(model, head_path, stage.record())
     write_json(manifest_path, manifest | described)
 
 

@@ -69,7 +69,7 @@ def train(options: argparse.Namespace) -> None:
     resume = options.resume / f"{stage.rule}-{stage.fingerprint}.safetensors"
     progress = trainer.run(data["train"], data["validation"], resume)
 
-    export(drafter, config, dtype, options.output, ledger, stage.fingerprint)
+    export(drafter, config, dtype, options.output, ledger)
     write_metrics(options.output / "metrics.parquet", progress.metrics, stage.fingerprint)
     files = {n: sha256_of(options.output / n) for n in ("config.json", "model.safetensors")}
     about = {"best_step": progress.best_step, "best_validation_loss": progress.best_loss}
@@ -91,7 +91,7 @@ def weights_dtype(precision: str, dtype: str) -> str:
     return "float32" if precision == "mixed" else "bfloat16"
 
 
-def export(drafter, config, dtype: str, folder: Path, ledger: Ledger, fingerprint: str) -> None:
+def export(drafter, config, dtype: str, folder: Path, ledger: Ledger) -> None:
     """config.json and model.safetensors in speculators' layout, every weight in the declared dtype."""
     cast(drafter, DTYPES[dtype])
     ledger.expect_module("exported checkpoint", drafter, dtype)
@@ -102,11 +102,11 @@ def export(drafter, config, dtype: str, folder: Path, ledger: Ledger, fingerprin
         written = json.loads((Path(scratch) / "config.json").read_text())
     write_text(folder / "config.json", json.dumps(written, indent=2, sort_keys=True) + "\n")
     with atomic_path(folder / "model.safetensors") as temporary:
-        save_file(tensors, temporary, {"format": "pt", "fingerprint": fingerprint})
+        save_file(tensors, temporary, {"format": "pt"})  # one entry: their order is random
 
 
 def write_metrics(path: Path, metrics: list[dict], fingerprint: str) -> None:
-    names = list(dict.fromkeys(name for row in metrics for name in row))
+    names = sorted({name for row in metrics for name in row})
     table = pa.table({name: [row.get(name) for row in metrics] for name in names})
     table = table.replace_schema_metadata({"fingerprint": fingerprint, "complete": "1"})
     with atomic_path(path) as temporary:

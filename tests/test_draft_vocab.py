@@ -1,7 +1,6 @@
 """The draft vocabulary: which tokens it keeps, and maps that must describe one another."""
 
 from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from draftmill import draft_vocab
+from draftmill import draft_vocab, tensor_files
 from draftmill.errors import DraftmillError
 
 RECORD = {"fingerprint": "0123456789abcdef", "coverage": 0.5}
@@ -72,8 +71,7 @@ def test_no_token_left_out_is_more_frequent_than_one_kept(counts, size, always):
 def test_the_offsets_lead_from_draft_ids_to_the_chosen_tokens(chosen):
     made = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft_vocab, "save_file", lambda tensors, *_: made.update(tensors))
-        patch.setattr(draft_vocab, "atomic_path", nullcontext)
+        patch.setattr(tensor_files, "write", lambda path, tensors, _: made.update(tensors))
         draft_vocab.save(Path("unused"), chosen, 50, RECORD)
     assert (torch.arange(len(chosen)) + made["d2t"]).tolist() == chosen
     assert made["t2d"].nonzero().flatten().tolist() == chosen
@@ -125,7 +123,7 @@ def test_a_full_disk_is_refused_by_name_and_leaves_nothing(tmp_path, monkeypatch
         text = "Error while serializing: I/O error: No space left on device (os error 28)"
         raise SafetensorError(text)
 
-    monkeypatch.setattr(draft_vocab, "save_file", full)
+    monkeypatch.setattr(tensor_files, "save_file", full)
     with pytest.raises(DraftmillError, match=r"vocab\.safetensors: no space left"):
         draft_vocab.save(tmp_path / "vocab.safetensors", CHOSEN, 12, RECORD)
     assert list(tmp_path.iterdir()) == []

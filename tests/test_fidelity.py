@@ -144,7 +144,7 @@ def test_an_exported_checkpoint_gives_the_drafts_of_the_model_in_memory(
 ):
     target = target_in(tiny_target, torch.bfloat16)
     config = eagle3.config_of(SETTINGS, manifest, "cpu")
-    export(drafter, config, "bfloat16", tmp_path, Ledger(), "0" * 16)
+    export(drafter, config, "bfloat16", tmp_path, Ledger())
     sample = sample_of(target, prompts()[0] * 5)
     loaded = eagle3.load(tmp_path, "cpu")
     assert torch.equal(

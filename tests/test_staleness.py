@@ -63,6 +63,7 @@ RUN_BY = {
     "target_head": ["prepare_target", "gate_hidden_states", "train_eagle3"],
     "target_location": ["prepare_target"],
     "target_model": LOADS_TARGET,
+    "tensor_files": ["prepare_target"],
     "trainer": ["train_eagle3"],
     "training_state": ["train_eagle3"],
     # the driver's own: they decide what is stale and change no result

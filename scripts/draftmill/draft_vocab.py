@@ -4,15 +4,12 @@ t2d: bool [target vocabulary], true for the kept tokens.
 d2t: int64 [draft vocabulary], OFFSETS: target id = draft id + d2t[draft id].
 """
 
-import json
 from collections import Counter
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
-from draftmill.atomic import atomic_path
+from draftmill import tensor_files
 from draftmill.errors import DraftmillError
 
 
@@ -29,14 +26,7 @@ def save(path: Path, chosen: list[int], vocab: int, record: dict) -> None:
     ids = torch.tensor(chosen)
     t2d = torch.zeros(vocab, dtype=torch.bool)
     t2d[ids] = True
-    tensors = {"t2d": t2d, "d2t": ids - torch.arange(len(chosen))}
-    metadata = {
-        "fingerprint": record["fingerprint"],
-        "draftmill": json.dumps(record),
-        "complete": "1",
-    }
-    with atomic_path(path) as temporary:
-        save_file(tensors, temporary, metadata)
+    tensor_files.write(path, {"t2d": t2d, "d2t": ids - torch.arange(len(chosen))}, record)
 
 
 def read(path: str | Path) -> tuple[torch.Tensor, torch.Tensor, dict]:
@@ -44,9 +34,8 @@ def read(path: str | Path) -> tuple[torch.Tensor, torch.Tensor, dict]:
 
     Raises DraftmillError where the two maps contradict each other.
     """
-    with safe_open(path, "pt") as file:
-        t2d, d2t = file.get_tensor("t2d"), file.get_tensor("d2t")
-        record = json.loads(file.metadata()["draftmill"])
+    tensors, record = tensor_files.read(path)
+    t2d, d2t = tensors["t2d"], tensors["d2t"]
     check(t2d, d2t, str(path))
     return t2d, d2t, record
 

@@ -7,32 +7,27 @@ scale, bias and softcap are the model's own. Only the final norm and lm_head hav
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from draftmill.atomic import atomic_path
+from draftmill import tensor_files
 from draftmill.dtype_policy import name_of
 from draftmill.errors import DraftmillError
 from draftmill.target_model import config_of, final_norm, meta_model, text_decoder
 
 
-def save(model: nn.Module, path: Path, metadata: dict[str, str]) -> None:
+def save(model: nn.Module, path: Path, record: dict) -> None:
     """Writes embedding, final norm and lm_head of a loaded target."""
-    head = model.get_output_embeddings()
     tensors = {"embed_tokens.weight": model.get_input_embeddings().weight}
-    tensors |= {f"lm_head.{n}": p for n, p in head.named_parameters()}
+    tensors |= {f"lm_head.{n}": p for n, p in model.get_output_embeddings().named_parameters()}
     tensors |= {f"norm.{n}": p for n, p in final_norm(model).named_parameters()}
-    tensors = {k: v.detach().contiguous().clone() for k, v in tensors.items()}
-    with atomic_path(path) as temporary:
-        save_file(tensors, temporary, metadata)
+    # tied weights are written twice: safetensors refuses shared memory
+    tensor_files.write(path, {k: v.detach().clone() for k, v in tensors.items()}, record)
 
 
 def read(path: str | Path) -> dict[str, torch.Tensor]:
     """The tensors of head.safetensors."""
-    with safe_open(path, "pt") as file:
-        return {key: file.get_tensor(key) for key in file.keys()}
+    return tensor_files.read(path)[0]
 
 
 class TargetHead(nn.Module):

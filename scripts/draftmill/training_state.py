@@ -5,15 +5,13 @@ state, the place in the data, the metrics so far and the best weights. It can ne
 change of code or settings, since another fingerprint looks for another file.
 """
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 
-from draftmill.atomic import atomic_path
+from draftmill import tensor_files
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -42,9 +40,7 @@ def save(path: Path, progress: Progress, model, optimizer, best: dict[str, torch
         for moment in MOMENTS:
             tensors[f"{moment}/{name}"] = optimizer.state[parameter][moment]
     tensors |= {f"best/{name}": tensor for name, tensor in best.items()}
-    tensors = {k: v.cpu().contiguous() for k, v in tensors.items()}
-    with atomic_path(path) as temporary:
-        save_file(tensors, temporary, {"progress": json.dumps(asdict(progress))})
+    tensor_files.write(path, tensors, asdict(progress))
 
 
 def restore(path: Path, model, optimizer) -> tuple[Progress, dict[str, torch.Tensor]]:
@@ -53,13 +49,12 @@ def restore(path: Path, model, optimizer) -> tuple[Progress, dict[str, torch.Ten
     if not path.is_file():
         return Progress(), {}
     try:
-        with safe_open(path, "pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}
-            progress = Progress(**json.loads(file.metadata()["progress"]))
+        tensors, saved = tensor_files.read(path)
     except SafetensorError:
         print(f"{path}: damaged resume state; training starts anew", flush=True)
         path.unlink()
         return Progress(), {}
+    progress = Progress(**saved)
     torch.set_rng_state(tensors["rng"])
     with torch.no_grad():
         for name, parameter in trainable(model).items():

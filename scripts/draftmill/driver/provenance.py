@@ -41,7 +41,7 @@ def recorded_fingerprint(path: Path) -> str | None:
             return footer.get("record", footer)["fingerprint"]
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
-                return (file.metadata() or {}).get("fingerprint")
+                return json.loads((file.metadata() or {})["draftmill"])["fingerprint"]
         if path.suffix == ".json":
             return json.loads(path.read_bytes())["fingerprint"]
         found = TEXT_MARK.search(path.read_bytes())
