@@ -6,7 +6,7 @@ that puts the old mtime back still changes the ctime.
 
 import hashlib
 import os
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,12 @@ def remembered(path: Path, what: str, make) -> np.ndarray:
 
 def file_hashes(path: Path) -> np.ndarray:
     """The row hashes of a file, uint8 of shape [rows, HASH_BYTES]."""
+    return hashes_at(path, stat_key(path))
+
+
+@lru_cache(maxsize=64)
+def hashes_at(path: Path, key: str) -> np.ndarray:
+    """The row hashes of a file in one state of it, read once a process."""
 
     def make() -> np.ndarray:
         hashes = b"".join(map(row_hash, file_rows(path)))
