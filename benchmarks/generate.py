@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 from draftmill import target_model
 from draftmill.rendering import Renderer
 from draftmill.stdlib_prompts import stdlib_prompts
-from generate_responses import answer_all, batches_of
+from generate_responses import answer_all, batches_of, own_generation_config
 
 SETTINGS = {"max_new_tokens": 64, "batch_size": 16, "temperature": 0.0, "padding": "left"}
 PROMPTS = 32
@@ -41,11 +41,12 @@ def main() -> None:
         i: renderer.prompt_ids([{"role": "user", "content": text}]) for i, text in enumerate(texts)
     }
     model = target_model.load(manifest, manifest["dtype"])
+    model.generation_config = own_generation_config(SETTINGS, manifest["stop_ids"], tokenizer)
     seconds: dict[str, list[float]] = {"ours": [], "bare": []}
     tokens: dict[str, int] = {}
     for _ in range(options.rounds):
         began = time.perf_counter()
-        answers = dict(answer_all(model, prompts, SETTINGS, manifest["stop_ids"], tokenizer))
+        answers = dict(answer_all(model, prompts, SETTINGS))
         seconds["ours"].append(time.perf_counter() - began)
         tokens["ours"] = sum(len(a["response_ids"]) for a in answers.values())
         began = time.perf_counter()

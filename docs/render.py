@@ -4,6 +4,7 @@ With --check it changes nothing and fails where the README has drifted.
 """
 
 import argparse
+import json
 import re
 import subprocess
 import sys
@@ -28,7 +29,8 @@ def main() -> None:
         sys.exit(
             "README.md: the configuration table or the rule graph has drifted; run `make docs`."
         )
-    README.write_text(new, encoding="utf-8")
+    if not options.check:
+        README.write_text(new, encoding="utf-8")
 
 
 def replaced(text: str, name: str, content: str) -> str:
@@ -56,7 +58,7 @@ def rows(schema: dict, node: dict, prefix: str) -> Iterator[tuple[str, str, str]
         if "enum" in child:
             described += f" One of {', '.join(map(str, child['enum']))}."
         required = name in node.get("required", [])
-        default = "" if section else f"`{child['default']}`" if "default" in child else ""
+        default = "" if section or "default" not in child else f"`{json.dumps(child['default'])}`"
         yield key, "required" if required else default, described
         yield from rows(schema, child, f"{key}.")
         reference = child.get("additionalProperties")

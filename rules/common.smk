@@ -26,7 +26,10 @@ except DraftmillError as error:
 
 
 onstart:
-    session.begin(SESSION)
+    try:
+        session.begin(SESSION)
+    except DraftmillError as error:
+        raise WorkflowError(str(error)) from None
 
 
 ROOT = PLAN.root

@@ -41,6 +41,8 @@ def build(stage: Stage, target: Path, tokens: Path, sources: list[str], output: 
         raise DraftmillError(
             f"config: draft_vocab_size is {size}, but the target's vocabulary has {vocab} tokens."
         )
+    if not counts:
+        raise DraftmillError(f"{tokens}: the training sources hold no answer token.")
     chosen = draft_vocab.most_frequent(counts, size, vocab, manifest["stop_ids"])
     total = sum(counts.values())
     coverage = sum(counts[token] for token in chosen) / total

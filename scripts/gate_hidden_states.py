@@ -8,6 +8,7 @@ import torch
 
 from draftmill import shard_layout, target_head, target_model
 from draftmill.atomic import sha256_of, write_json
+from draftmill.devices import best_device
 from draftmill.dtype_policy import Ledger
 from draftmill.errors import DraftmillError
 from draftmill.shard_reader import Shard
@@ -44,7 +45,10 @@ def check(
     shard = Shard(states, manifest["dtype"])
     stage.expect("hidden_states", states, shard.fingerprint)
     check_contents(shard, read_table(tokens))
-    found = agreement(shard, manifest, head_file, stage.config["rows"])
+    head = target_head.TargetHead(manifest, target_head.read(head_file, stage))
+    ledger = Ledger()
+    ledger.expect("target head weights", head.dtype, manifest["dtype"])
+    found = agreement(shard, manifest, head.to(best_device()), stage.config["rows"], ledger)
     if found["agreement"] is not None and found["agreement"] < stage.config["min_agreement"]:
         raise DraftmillError(
             f"{states}: on {found['rows']} rows, the head on the stored states agrees with the model's "
@@ -52,8 +56,16 @@ def check(
             f"{stage.config['min_agreement']:.1%}; the usual causes are states stored after the final "
             "norm, a layer off by one, padding on the left, or another target."
         )
+    found["greedy"] = greedy_share(shard, head) if stage.config["greedy"] else None
+    if found["greedy"] is not None and found["greedy"] < stage.config["min_greedy"]:
+        raise DraftmillError(
+            f"{states}: only {found['greedy']:.1%} of the answers' tokens are what the target would emit "
+            f"greedily, expected at least {stage.config['min_greedy']:.1%}; acceptance measured along "
+            "such text is not the target's; let the target generate the answers of test and validation "
+            "sources."
+        )
     counts = {"samples": len(shard.samples), "tokens": shard.footer["tokens"]}
-    record = stage.record(dtypes=found.pop("dtypes"))
+    record = stage.record(dtypes=dict(ledger))
     found |= counts | {"sha256": sha256_of(states), "layers": shard.footer["layers"]}
     write_json(output, found | {"record": record, "fingerprint": stage.fingerprint})
 
@@ -83,16 +95,13 @@ def check_contents(shard: Shard, rows: list[dict]) -> None:
 
 
 @torch.inference_mode()
-def agreement(shard: Shard, manifest: dict, head_file: Path, rows: int) -> dict:
+def agreement(shard: Shard, manifest: dict, head, rows: int, ledger: Ledger) -> dict:
     """Compares argmaxes on rows spread over the shard; unpadded forward passes of the whole model."""
     order = list(range(len(shard.samples)))
     random.Random(0).shuffle(order)
     order = sorted(order[: -(-rows // ROWS_PER_SAMPLE)])
     model = target_model.load(manifest, manifest["dtype"])
-    head = target_head.TargetHead(manifest, target_head.read(head_file)).to(model.device)
-    ledger = Ledger()
     ledger.expect_module("target weights", model, manifest["dtype"])
-    ledger.expect("target head weights", head.dtype, manifest["dtype"])
     equal = total = 0
     for index in order:
         found = shard.read(index, ["input_ids", shard_layout.LAST])
@@ -104,8 +113,22 @@ def agreement(shard: Shard, manifest: dict, head_file: Path, rows: int) -> dict:
         ledger.expect("hidden states as read", states.dtype, manifest["dtype"])
         equal += int((head(states)[0].argmax(-1) == own).sum())
         total += size
-    share = equal / total if total else None
-    return {"agreement": share, "rows": total, "dtypes": dict(ledger)}
+    return {"agreement": equal / total if total else None, "rows": total}
+
+
+@torch.inference_mode()
+def greedy_share(shard: Shard, head) -> float | None:
+    """The share of answer tokens, the first excepted, that are the argmax before them."""
+    equal = total = 0
+    for index, sample in enumerate(shard.samples):
+        found = shard.read(index, ["input_ids", shard_layout.LAST])
+        states = found[shard_layout.LAST][None, sample["start"] : -1]
+        expected = found["input_ids"][sample["start"] + 1 :]
+        if len(expected):
+            device = head.lm_head.weight.device
+            equal += int((head(states.to(device))[0].argmax(-1).cpu() == expected).sum())
+            total += len(expected)
+    return equal / total if total else None
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import torch
+from transformers import GenerationConfig
 
 from draftmill import tables, target_model
 from draftmill.dtype_policy import Ledger
@@ -65,8 +66,9 @@ def generate(stage: Stage, target: Path, prompts: Path, output: Path) -> None:
     model = target_model.load(manifest, manifest["dtype"])
     ledger = Ledger()
     ledger.expect_module("target weights", model, manifest["dtype"])
+    model.generation_config = own_generation_config(settings, manifest["stop_ids"], tokenizer)
     torch.manual_seed(shard_seed(settings))
-    answers = dict(answer_all(model, rendered, settings, manifest["stop_ids"], tokenizer))
+    answers = dict(answer_all(model, rendered, settings))
     rows = [{"row": row, "prompt_ids": rendered[row], **answers[row]} for row in sorted(answers)]
     tokens = sum(len(row["response_ids"]) for row in rows)
     record = stage.record(dtypes=dict(ledger), skipped=skips.reasons, tokens=tokens)
@@ -79,15 +81,32 @@ def shard_seed(settings: dict) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
 
 
-def answer_all(model, prompts: dict, settings: dict, stop_ids: list[int], tokenizer) -> Iterator:
-    """Yields (row, {"response_ids", "finish_reason"}) for every prompt, with progress."""
+def own_generation_config(settings: dict, stop_ids: list[int], tokenizer) -> GenerationConfig:
+    """Exactly what the configuration says. The checkpoint's own generation_config (repetition penalty,
+    top_k, suppressed tokens) would make "greedy" text that greedy verification never emits."""
+    sampled = settings["temperature"] > 0
+    pad_id = stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    sampling = {k: settings[k] for k in ("temperature", "top_p")} | {"top_k": 0} if sampled else {}
+    return GenerationConfig(
+        max_new_tokens=settings["max_new_tokens"],
+        do_sample=sampled,
+        eos_token_id=stop_ids,
+        pad_token_id=pad_id,
+        **sampling,
+    )
+
+
+def answer_all(model, prompts: dict, settings: dict) -> Iterator:
+    """Yields (row, {"response_ids", "finish_reason"}) for every prompt, with progress.
+
+    The model's generation_config decides how it answers.
+    """
     began, done = time.monotonic(), 0
     batches = list(batches_of(prompts, settings["batch_size"], settings["padding"]))
-    pad_id = stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     for number, rows in enumerate(batches, 1):
         for row, answer in zip(
             rows,
-            answer_batch(model, [prompts[r] for r in rows], settings, stop_ids, pad_id),
+            answer_batch(model, [prompts[r] for r in rows]),
             strict=True,
         ):
             done += len(answer["response_ids"])
@@ -111,24 +130,15 @@ def batches_of(prompts: dict[int, list[int]], size: int, padding: str) -> Iterat
 
 
 @torch.inference_mode()
-def answer_batch(model, prompts: list[list[int]], settings: dict, stop_ids: list[int], pad_id: int):
+def answer_batch(model, prompts: list[list[int]]) -> Iterator[dict]:
     """Answers of one batch, left-padded where lengths differ."""
+    config = model.generation_config
     longest = max(map(len, prompts))
-    ids = torch.tensor([[pad_id] * (longest - len(p)) + p for p in prompts])
+    ids = torch.tensor([[config.pad_token_id] * (longest - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    sampled = settings["temperature"] > 0
-    sampling = {k: settings[k] for k in ("temperature", "top_p")} if sampled else {}
-    out = model.generate(
-        input_ids=ids.to(model.device),
-        attention_mask=mask.to(model.device),
-        max_new_tokens=settings["max_new_tokens"],
-        do_sample=sampled,
-        eos_token_id=stop_ids,
-        pad_token_id=pad_id,
-        **sampling,
-    )
+    out = model.generate(input_ids=ids.to(model.device), attention_mask=mask.to(model.device))
     for row in out[:, longest:].tolist():
-        end = next((i for i, token in enumerate(row) if token in stop_ids), None)
+        end = next((i for i, token in enumerate(row) if token in config.eos_token_id), None)
         yield {
             "response_ids": row if end is None else row[: end + 1],
             "finish_reason": "length" if end is None else "stop",

@@ -41,8 +41,8 @@ def index(stage: Stage, target: Path, output: Path) -> None:
         )
     totals = {key: sum(entry[key] for entry in entries) for key in ("samples", "tokens", "bytes")}
     about = {"dtype": dtype, "hidden_size": shard.hidden, "layers": shard.footer["layers"]}
-    rendering = ("target", "tokenizer", "chat_template", "chat_template_kwargs")
-    about |= {key: shard.footer["record"][key] for key in rendering}
+    carried = ("target", "tokenizer", "chat_template", "chat_template_kwargs", "dtypes")
+    about |= {key: shard.footer["record"][key] for key in carried}
     record = stage.record(tokens=totals["tokens"])
     write_json(
         output,

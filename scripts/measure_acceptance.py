@@ -1,11 +1,10 @@
 """tau of a drafter on one test source, exact and greedy, from the stored evaluation states."""
 
 import argparse
-import json
 from pathlib import Path
 
 from draftmill import acceptance, eagle3
-from draftmill.atomic import sha256_of, write_json
+from draftmill.atomic import read_json, sha256_of, write_json
 from draftmill.devices import best_device
 from draftmill.dtype_policy import Ledger
 from draftmill.errors import DraftmillError
@@ -34,7 +33,7 @@ def measure(stage: Stage, target: Path, folder: Path, states: Path, output: Path
     settings = stage.config
     manifest = read_manifest(target)
     stage.expect("target", target, manifest["fingerprint"])
-    run = json.loads((folder / "run.json").read_text())
+    run = read_json(folder / "run.json")
     stage.expect("drafter", folder / "run.json", run["fingerprint"])
     data = StateDataset([states], manifest["dtype"])
     stage.expect("hidden_states", states, data.fingerprints[0])
@@ -104,7 +103,9 @@ def document(stage: Stage, manifest: dict, run: dict, found: dict, drafter, ledg
         "temperature": 0,
         "drafting": "chain",
         "draft_tokens": settings["draft_tokens"],
+        "max_new_tokens": settings["max_new_tokens"],
         "longest_response": max(map(len, found["texts"])),
+        "chat_template_kwargs": settings["chat_template_kwargs"],
         "draft_vocab_size": drafter.draft_vocab_size,
         "target": manifest["name"],
         "dtype": manifest["dtype"],

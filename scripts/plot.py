@@ -29,6 +29,9 @@ def main() -> None:
     measured = {path: json.loads(path.read_text()) for path in options.acceptance}
     found = combine(value["fingerprint"] for value in measured.values())
     stage.expect("acceptance", options.acceptance[0].parent.parent, found)
+    metadata = [pq.read_schema(path).metadata or {} for path in options.metrics]
+    trained = combine(m.get(b"fingerprint", b"").decode() for m in metadata)
+    stage.expect("drafters", options.metrics[0].parent.parent, trained)
     save(training_figure(options.metrics), options.training, stage)
     save(acceptance_figure(measured), options.per_position, stage)
 
@@ -63,7 +66,7 @@ def acceptance_figure(measured: dict[Path, dict]):
     figure, axes = plt.subplots(figsize=(6, 3.6))
     for path, value in measured.items():
         shares = value["acceptance_per_position"]
-        label = f"{path.parent.name} on {path.stem}: tau {value['tau_pooled']:.2f}"
+        label = f"{path.parent.name} on {path.stem}: tau {value['tau_pooled'] or 0:.2f}"
         axes.plot(range(1, len(shares) + 1), shares, marker="o", label=label)
     axes.set(xlabel="draft position", ylabel="share of steps that accept it", ylim=(0, 1))
     axes.xaxis.get_major_locator().set_params(integer=True)

@@ -1,6 +1,8 @@
 """The target's manifest, its head, and its checkpoint where it is built here (from GGUF)."""
 
 import argparse
+import os
+import tempfile
 from pathlib import Path
 
 import torch
@@ -72,12 +74,15 @@ def build_from_gguf(gguf: Path, checkpoint: Path) -> None:
     ).to(DTYPES["bfloat16"])
     model.config.architectures = [type(model).__name__]
     model.config.dtype = DTYPES["bfloat16"]
-    model.save_pretrained(checkpoint)
-    transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(
-        checkpoint
-    )
-    for path in (*checkpoint.iterdir(), checkpoint):
-        fsync(path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=checkpoint.parent, suffix=".tmp") as scratch:
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        for path in sorted(Path(scratch).iterdir()):
+            fsync(path)
+            os.replace(path, checkpoint / path.name)
+    fsync(checkpoint)
 
 
 if __name__ == "__main__":

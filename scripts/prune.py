@@ -1,9 +1,11 @@
 """Lists, and on request deletes, the files under results/ that no configured run needs.
 
-python scripts/prune.py                  lists files outside the DAG of every configuration
-python scripts/prune.py --delete         deletes them
-python scripts/prune.py --stale          lists files of the runs whose fingerprint is not the planned one
-python scripts/prune.py --stale --delete deletes those, so that the next run rebuilds them
+    python scripts/prune.py                          lists, with bytes
+    python scripts/prune.py --delete                 deletes what configured runs left behind
+    python scripts/prune.py --other-runs --delete    and the runs that no given configuration names
+    python scripts/prune.py --stale [--delete]       files that another clone made and that do not fit
+
+The configurations are config.yaml and configs/*.yaml, or those of --configfile.
 """
 
 import argparse
@@ -11,10 +13,11 @@ from pathlib import Path
 
 import yaml
 
-from draftmill.driver import provenance
 from draftmill.driver.artefacts import artefacts
 from draftmill.driver.config import completed
 from draftmill.driver.plan import Plan
+from draftmill.driver.provenance import foreign_and_stale
+from draftmill.driver.session import lock_of_run
 from draftmill.errors import DraftmillError
 
 RESULTS = Path("results")
@@ -25,23 +28,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--configfile", type=Path, nargs="+", help="default: config.yaml and configs/*.yaml"
-    )
+    parser.add_argument("--configfile", type=Path, nargs="+")
+    parser.add_argument("--other-runs", action="store_true")
     parser.add_argument("--stale", action="store_true")
     parser.add_argument("--delete", action="store_true")
     options = parser.parse_args()
     configs = options.configfile or [Path("config.yaml"), *sorted(Path("configs").glob("*.yaml"))]
     plans, unknown = plans_of(configs)
-    files = stale_files(plans) if options.stale else orphans(plans, unknown)
-    total = 0
+    if options.stale:
+        found = [a for plan in plans for a in foreign_and_stale(plan)]
+        named = [Path(name) for a in found for name in (a.path, *a.companions)]
+        report([path for path in named if path.is_file()], options.delete, "stale")
+        return
+    roots = {Path(plan.root) for plan in plans}
+    report(orphans(plans), options.delete, "that configured runs do not need")
+    others = [p for p in RESULTS.glob("*") if p.name not in unknown and p not in roots]
+    files = [path for folder in sorted(others) for path in files_under(folder)]
+    report(files, options.delete and options.other_runs, "of runs that no configuration names")
+
+
+def report(files: list[Path], delete: bool, what: str) -> None:
+    """Prints each file with its bytes and, where asked, deletes it while no run works there."""
+    total, locks = 0, {}
     for path in files:
+        root = RESULTS / path.relative_to(RESULTS).parts[0]
+        if delete and root not in locks:
+            locks[root] = lock_of_run(root)
         size = path.stat().st_size
         total += size
         print(f"{size:>15,} {path}")
-        if options.delete:
+        if delete:
             path.unlink()
-    print(f"{total:>15,} bytes in {len(files)} files {'deleted' if options.delete else 'found'}")
+    print(f"{total:>15,} bytes in {len(files)} files {what}{': deleted' if delete else ''}")
 
 
 def plans_of(configs: list[Path]) -> tuple[list[Plan], set[str]]:
@@ -59,26 +77,20 @@ def plans_of(configs: list[Path]) -> tuple[list[Plan], set[str]]:
     return plans, unknown
 
 
-def orphans(plans: list[Plan], unknown: set[str]) -> list[Path]:
-    """Files under results/ that no plan makes; unfinished resume states of planned jobs are kept."""
-    wanted, resumable = set(), set()
+def files_under(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else [folder]
+
+
+def orphans(plans: list[Plan]) -> list[Path]:
+    """Files in the plans' runs that none of them makes; unfinished resume states of theirs are kept."""
+    wanted: set[str] = set()
     for plan in plans:
+        wanted |= {f"{plan.root}/{name}" for name in KEPT}
         for artefact in artefacts(plan):
             wanted |= {artefact.path, *artefact.companions}
-            resumable.add(f"{plan.root}/.resume/{artefact.rule}-{artefact.fingerprint}.safetensors")
-    return [
-        path
-        for path in sorted(p for p in RESULTS.rglob("*") if p.is_file())
-        if path.relative_to(RESULTS).parts[0] not in unknown
-        and path.as_posix() not in wanted | resumable
-        and not (len(path.relative_to(RESULTS).parts) == 2 and path.name in KEPT)
-    ]
-
-
-def stale_files(plans: list[Plan]) -> list[Path]:
-    stale = [a for plan in plans for a in provenance.stale(plan, only_foreign=False)]
-    files = [Path(name) for a in stale for name in (a.path, *a.companions)]
-    return [path for path in files if path.is_file()]
+            wanted.add(f"{plan.root}/.resume/{artefact.rule}-{artefact.fingerprint}.safetensors")
+    roots = sorted({Path(plan.root) for plan in plans if Path(plan.root).is_dir()})
+    return [p for root in roots for p in files_under(root) if p.as_posix() not in wanted]
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import argparse
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -55,7 +56,7 @@ def train(options: argparse.Namespace) -> None:
     torch.manual_seed(settings["seed"])
     ledger = Ledger()
     device = best_device()
-    tensors = target_head.read(options.head)
+    tensors = target_head.read(options.head, stage)
     config = eagle3.config_of(stage.config, manifest, device)
     drafter = eagle3.new_drafter(config, tensors, t2d, d2t, DTYPES[weights])
     ledger.expect_module("drafter weights in training", drafter, weights)
@@ -65,7 +66,8 @@ def train(options: argparse.Namespace) -> None:
     head = target_head.TargetHead(manifest, tensors, rows).to(device)
     ledger.expect("target head weights", head.dtype, dtype)
     model = eagle3.WithTargets(drafter, head, stage.config)
-    trainer = Trainer(model, settings, eagle3.shifted, dtype, ledger)
+    prepare = partial(eagle3.shifted, ttt_steps=stage.config["ttt_steps"])
+    trainer = Trainer(model, settings, prepare, dtype, ledger)
     resume = options.resume / f"{stage.rule}-{stage.fingerprint}.safetensors"
     progress = trainer.run(data["train"], data["validation"], resume)
 
@@ -73,7 +75,12 @@ def train(options: argparse.Namespace) -> None:
     write_metrics(options.output / "metrics.parquet", progress.metrics, stage.fingerprint)
     files = {n: sha256_of(options.output / n) for n in ("config.json", "model.safetensors")}
     about = {"best_step": progress.best_step, "best_validation_loss": progress.best_loss}
-    about |= {"steps": progress.step, "tokens": progress.tokens, "seed": settings["seed"]}
+    about |= {
+        "cut_samples": progress.cut_samples,
+        "steps": progress.step,
+        "tokens": progress.tokens,
+        "seed": settings["seed"],
+    }
     run = about | {"algorithm": "eagle3", "precision": settings["precision"], "files": files}
     run |= {"layers": stage.config["layers"], "rendering": data["train"].rendering}
     run |= {"record": stage.record(dtypes=dict(ledger))}

@@ -143,3 +143,23 @@ def prepared_target(tiny_target, tmp_path_factory) -> Path:
     finally:
         os.chdir(before)
     return folder / "results/tiny/target"
+
+
+@pytest.fixture
+def ready_road(config, prepared_target):
+    """Everything that training needs: states of all sources, draft vocabulary."""
+    from mini_road import road_of
+
+    road = road_of(config, prepared_target)
+    for source in ("learn", "choose", "judge"):
+        road.to_states(source)
+    road.build_draft_vocab()
+    return road
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate():
+    """accelerate keeps its precision for a whole process; a job has a process of its own."""
+    yield
+    if "accelerate.state" in sys.modules:
+        sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)

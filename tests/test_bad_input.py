@@ -162,52 +162,6 @@ def test_duplicates_within_a_role_stop_or_are_reported(config):
 
 
 @pytest.fixture
-def with_states(config, prepared_target) -> MiniRoad:
-    road = road_of(config, prepared_target)
-    road.to_states("judge")
-    return road
-
-
-def test_a_truncated_shard_is_named(with_states):
-    path = with_states.states("judge")
-    os.truncate(path, path.stat().st_size // 2)
-    with pytest.raises(DraftmillError, match=r"judge/00000\.parquet: truncated"):
-        with_states.gate_hidden_states("judge")
-    assert written("gates") == []
-
-
-def test_a_flipped_bit_in_a_shard_is_named(with_states):
-    path = with_states.states("judge")
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 4
-    path.write_bytes(content)
-    with pytest.raises(DraftmillError, match=r"judge/00000\.parquet: damaged"):
-        with_states.gate_hidden_states("judge")
-
-
-def test_a_shard_with_post_norm_states_fails_the_gate(with_states, monkeypatch):
-    import extract_hidden_states
-    from draftmill.capture import Capture
-    from draftmill.target_model import final_norm
-
-    class PostNorm(Capture):
-        def __init__(self, model, layers):
-            super().__init__(model, layers)
-            self.norm = final_norm(model)
-            with __import__("torch").no_grad():
-                self.norm.weight.mul_(__import__("torch").linspace(-2, 2, 64).bfloat16())
-
-        def __call__(self, ids, mask):
-            *states, last = super().__call__(ids, mask)
-            return [*states, self.norm(last)]
-
-    monkeypatch.setattr(extract_hidden_states, "Capture", PostNorm)
-    with_states.extract_hidden_states("judge")
-    with pytest.raises(DraftmillError, match="usual causes are states stored after the final"):
-        with_states.gate_hidden_states("judge")
-
-
-@pytest.fixture
 def small_disk(tmp_path):
     """A tmpfs of 40 kB where results/tiny/hidden_states goes."""
     folder = tmp_path / "results/tiny/hidden_states"

@@ -79,7 +79,7 @@ def drafter(manifest, tiny_target):
     parameters = [p for p in made.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=4e-3)
     for _ in range(40):
-        loss, _ = model(pack([eagle3.shifted(s) for s in samples], 1024))
+        loss, _ = model(pack([eagle3.shifted(s, DRAFTS) for s in samples], 1024))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,12 +1,15 @@
 """A run that is interrupted at five points ends with the bytes of one that was not."""
 
+import json
 import os
 import signal
 import subprocess
 import time
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file
 
 from workflow import Run, environment, tiny_config
 
@@ -69,6 +72,19 @@ def interrupt_at(run: Run, point: str, number: int) -> int:
     return status
 
 
+def assert_whole(run: Run) -> None:
+    """Every file under a final name can be read as what it is."""
+    for path in run.result("").rglob("*"):
+        if path.is_dir() or path.name.startswith("."):
+            continue
+        if path.suffix == ".parquet":
+            pq.read_table(path, page_checksum_verification=True)
+        elif path.suffix == ".safetensors":
+            load_file(path)
+        elif path.suffix == ".json":
+            json.loads(path.read_text())
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_at_five_points_it_ends_with_the_same_bytes(
     number, uninterrupted, tiny_target, tmp_path
@@ -80,6 +96,7 @@ def test_interrupted_at_five_points_it_ends_with_the_same_bytes(
         assert status != 0, f"exit status 0 for unfinished work at {point}"
         assert not run.result("report.html").exists()
         assert run.leftovers() == []
+        assert_whole(run)
     run.snakemake()
     for name, content in uninterrupted.items():
         assert run.result(name).read_bytes() == content, name

@@ -1,5 +1,6 @@
 """Pruning: what no configured run needs is listed with its bytes, and deleted only on request."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from draftmill.driver.session import lock_of_run
 from mini_road import MiniRoad, road_of
 from workflow import PROJECT
 
@@ -38,17 +40,31 @@ def test_orphans_are_listed_with_their_bytes_and_stay(road):
     listed = prune()
     assert "5 results/old/report.html" in listed
     assert "5 results/tiny/prompts/removed/00000.parquet" in listed
-    assert "10 bytes in 2 files found" in listed
+    assert "5 bytes in 1 files that configured runs do not need" in listed
+    assert "5 bytes in 1 files of runs that no configuration names" in listed
     assert files() == before
 
 
 def test_on_request_exactly_the_orphans_are_deleted(road):
     before = files()
     prune("--delete")
-    assert before - files() == {
-        "results/old/report.html",
-        "results/tiny/prompts/removed/00000.parquet",
-    }
+    assert before - files() == {"results/tiny/prompts/removed/00000.parquet"}
+    prune("--other-runs", "--delete")
+    assert "results/old/report.html" not in files()
+
+
+def test_nothing_is_deleted_under_a_run_that_works(road):
+    lock = lock_of_run(road.root)
+    before = files()
+    found = subprocess.run(
+        [sys.executable, str(PROJECT / "scripts/prune.py"), "--delete"],
+        capture_output=True,
+        text=True,
+    )
+    os.close(lock)
+    assert found.returncode != 0
+    assert "another run is working here" in found.stderr
+    assert files() == before
 
 
 def test_a_run_that_cannot_be_planned_is_left_alone(road, config):

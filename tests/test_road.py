@@ -5,9 +5,13 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import pyarrow.parquet as pq
 import pytest
+
+from workflow import environment
 
 pytestmark = pytest.mark.slow
 
@@ -71,9 +75,17 @@ def test_every_record_names_versions_settings_and_dtypes(finished_run):
 
 def test_the_report_is_one_file_that_needs_no_network(finished_run):
     html = finished_run.result("report.html").read_text()
-    for heading in ("tau", "Acceptance per draft position", "Training", "dtype ledger", "Gates"):
+    headings = ("tau", "Acceptance per draft position", "Training", "dtype ledger", "Gates")
+    for heading in (*headings, "Sources", "Timings", "Provenance"):
         assert f"<h2>{heading}</h2>" in html
     assert html.count("<svg") == 2
+    found = json.loads(finished_run.result("acceptance/small/judge.json").read_text())
+    low, high = found["tau_pooled_interval"]
+    assert f"{found['tau_pooled']:.3f}" in html
+    assert f"{low:.2f} to {high:.2f}" in html
+    for rule in ("generate_responses", "train_eagle3", "measure_acceptance"):
+        assert f"<td>{rule}</td>" in html, "timings of every rule"
+    assert found["fingerprint"] in html
     loaded = re.findall(r"(?:src|href)\s*=\s*[\"'](?!#)", html)
     assert not loaded, "the page loads something"
 
@@ -97,43 +109,52 @@ def with_limit(run, limit: int) -> None:
     run.write_config(config)
 
 
-def test_raising_a_limit_keeps_full_shards_and_rebuilds_a_partial_one(grown):
-    with_limit(grown, 10)
-    grown.snakemake()
-    before = digests(grown, "*/learn/00000.parquet") | digests(
-        grown, "hidden_states/low/learn/00000*"
-    )
-    with_limit(grown, 40)
-    stale = grown.stale()
-    # shards 1 to 3 of the source; the second was left by the finished run, which had 20 rows
-    assert stale["prepare_prompts"] == stale["extract_hidden_states"] == 2
-    with_limit(grown, 15)
-    grown.snakemake("results/tiny/tokens/learn/00001.parquet")
-    with_limit(grown, 40)
-    stale = grown.stale()
-    assert stale["prepare_prompts"] == stale["extract_hidden_states"] == 3
+PER_SHARD = (
+    "prepare_prompts",
+    "generate_responses",
+    "tokenize_conversations",
+    "extract_hidden_states",
+    "gate_hidden_states",
+)
+
+
+@pytest.mark.parametrize(("before", "rebuilt"), [(10, 3), (15, 3)])
+def test_raising_a_limit_to_40_builds_three_shards_and_leaves_the_first(grown, before, rebuilt):
+    """From 10 rows, one full shard: three new ones. From 15, also the partial second again."""
+    with_limit(grown, before)
+    for left in grown.result("").rglob("learn/*.*"):
+        left.unlink()
     grown.snakemake("--until", "gate_hidden_states")
-    after = digests(grown, "*/learn/00000.parquet") | digests(
-        grown, "hidden_states/low/learn/00000*"
-    )
-    assert before == after
+    first = digests(grown, "*/learn/00000.parquet") | digests(grown, "*/low/learn/00000.*")
+    assert len(first) == 5
+    with_limit(grown, 40)
+    stale = grown.stale()
+    assert {rule: stale[rule] for rule in PER_SHARD} == dict.fromkeys(PER_SHARD, rebuilt)
+    grown.snakemake("--until", "gate_hidden_states")
+    assert first == digests(grown, "*/learn/00000.parquet") | digests(grown, "*/low/learn/00000.*")
+    assert len(list(grown.result("tokens/learn").iterdir())) == 4
 
 
-def test_without_snakemakes_records_a_module_change_is_refused_then_rebuilt(finished_run, tmp_path):
+CLONE_CASES = [
+    ("repetition", "repeated / total", "1.0 * repeated / total", "acceptance/small/judge.json"),
+    ("shard_writer", "1 << 20", "1 << 19", "hidden_states/low/learn/00000.parquet"),
+    ("draft_vocab", "taken = set(chosen)", "taken = {*chosen}", "draft_vocab/small.safetensors"),
+]
+
+
+@pytest.mark.parametrize(("module", "old", "new", "named"), CLONE_CASES)
+def test_in_a_clone_without_records_a_module_change_is_refused_then_rebuilt(
+    finished_run, tmp_path, module, old, new, named
+):
     clone = finished_run.copy(tmp_path / "clone")
     shutil.rmtree(clone.folder / ".snakemake")
     shutil.rmtree(clone.folder / ".draftmill")
     assert clone.stale() == {}
-    clone.edit("scripts/draftmill/repetition.py", "repeated / total", "1.0 * repeated / total")
+    clone.edit(f"scripts/draftmill/{module}.py", old, new)
     refused = clone.snakemake("--dry-run", check=False)
     assert refused.returncode != 0
-    assert "acceptance/small/judge.json" in refused.stdout
+    assert named in refused.stdout or " ..." in refused.stdout
     assert "prune.py --stale --delete" in refused.stdout
-    import subprocess
-    import sys
-
-    from workflow import environment
-
     command = [
         sys.executable,
         "scripts/prune.py",
@@ -143,7 +164,19 @@ def test_without_snakemakes_records_a_module_change_is_refused_then_rebuilt(fini
         "config.yaml",
     ]
     subprocess.run(command, cwd=clone.folder, env=environment(), check=True)
-    assert set(clone.stale()) == {"measure_acceptance", "plot", "report"}
+    assert not clone.result(named).exists()
+    assert "measure_acceptance" in clone.stale()
+
+
+def test_results_of_other_code_copied_over_ones_own_are_refused(finished_run, tmp_path):
+    other = finished_run.copy(tmp_path / "other")
+    other.edit("scripts/draftmill/repetition.py", "repeated / total", "1.0 * repeated / total")
+    other.snakemake()
+    mine = finished_run.copy(tmp_path / "mine")
+    shutil.copytree(other.result(""), mine.result(""), dirs_exist_ok=True)
+    refused = mine.snakemake("--dry-run", check=False)
+    assert refused.returncode != 0
+    assert "acceptance/small/judge.json" in refused.stdout
 
 
 def test_states_are_deleted_after_use_when_they_are_not_to_be_kept(finished_run, tmp_path):

@@ -214,12 +214,35 @@ def test_the_order_of_keys_does_not_matter(restored):
     assert restored.stale() == {}
 
 
+def test_another_version_of_third_party_code_stales_everything(restored):
+    restored.edit("envs/requirements.lock", "pyarrow==", "pyarrow== ")
+    stale = set(restored.stale())
+    restored.edit("envs/requirements.lock", "pyarrow== ", "pyarrow==")
+    assert stale == EVERYTHING
+
+
 def test_appended_rows_stale_only_the_last_shard_and_what_reads_the_source(restored):
     write_rows(restored.folder / "data/learn.jsonl", data_rows(21))
     stale = restored.stale()
     assert stale["prepare_prompts"] == stale["generate_responses"] == 1
     assert stale["extract_hidden_states"] == stale["gate_hidden_states"] == 1
     assert stale["train_eagle3"] == 1
+
+
+def test_a_row_appended_to_a_large_file_stales_only_its_last_shard(finished_run, tmp_path):
+    """Above 1 MB Snakemake goes by time stamps: the source must be ancient to it."""
+    run = finished_run.copy(tmp_path / "run")
+    long = [row | {"note": "x" * 5000} for row in data_rows(1000)]
+    write_rows(run.folder / "data/learn.jsonl", long)
+    assert (run.folder / "data/learn.jsonl").stat().st_size > 5_000_000
+    config = copy.deepcopy(run.config)
+    config["sources"]["learn"]["shard_size"] = 300
+    run.write_config(config)
+    run.snakemake("--until", "prepare_prompts")
+    os.utime(run.folder / "data/learn.jsonl")
+    assert "prepare_prompts" not in run.stale()
+    write_rows(run.folder / "data/learn.jsonl", [*long, data_rows(1, 5000)[0]])
+    assert run.stale()["prepare_prompts"] == 1
 
 
 def test_a_changed_row_stales_its_shard_only(restored):

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 PROJECT = Path(__file__).resolve().parents[1]
-PARTS = ("Snakefile", "rules", "scripts", "resources", "profiles", "containers")
+PARTS = ("Snakefile", "rules", "scripts", "resources", "profiles", "containers", "envs")
 WORDS = [
     "river",
     "stone",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from draftmill.errors import DraftmillError
+from draftmill.errors import DraftmillError, damaged
 
 
 @contextmanager
@@ -63,6 +63,14 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, value: object) -> None:
     """Writes sorted, indented JSON: the same value gives the same bytes."""
     write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def read_json(path: str | Path) -> dict:
+    """The object in a JSON file; DraftmillError where it is damaged."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise damaged(path, error) from None
 
 
 def sha256_of(path: str | Path) -> str:

@@ -9,7 +9,8 @@ models/eagle3/data.py): row j holds token j+1 with the state of token j, and pre
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from speculators import SpeculatorModelConfig
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
@@ -17,14 +18,15 @@ from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from speculators.train.cli import create_transformer_layer_config
 from torch import nn
+from torch.nn import functional
 
 from draftmill import draft_vocab
 from draftmill.dtype_policy import cast
-from draftmill.errors import DraftmillError
+from draftmill.errors import DraftmillError, damaged
 from draftmill.target_head import TargetHead
 
 ATTENTION = {"cpu": "sdpa", "cuda": "simple_flex_attention"}  # flex has no backward on a CPU
-VERIFIER_KEYS = ("verifier_norm.", "verifier_lm_head.")  # the target's, never part of a checkpoint
+FLEX_BLOCK = 128  # flex attention's masks are made of whole blocks
 SLIDING_WINDOW = 2048  # unused: every layer is listed as full attention
 
 
@@ -102,7 +104,8 @@ class WithTargets(nn.Module):
         super().__init__()
         self.drafter = drafter
         object.__setattr__(self, "head", head)  # not a submodule: never trained, saved or cast
-        drafter.verifier_lm_head = nn.Identity()
+        # losses, accuracies and their reductions in fp32, whatever the weights are
+        drafter.lm_head.register_forward_hook(lambda module, args, logits: logits.float())
         self.options = {
             "ttt_steps": settings["ttt_steps"],
             "ttt_step_loss_decay": settings["training"]["ttt_loss_decay"],
@@ -126,14 +129,20 @@ class WithTargets(nn.Module):
         return loss, metrics
 
 
-def shifted(sample: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A sample as EAGLE-3 sees it: (x[1:], g[:-1], y[1:], l[1:]), positions from 1."""
+def shifted(sample: dict[str, torch.Tensor], ttt_steps: int) -> dict[str, torch.Tensor]:
+    """A sample as EAGLE-3 sees it: (x[1:], g[:-1], y[1:], l[1:]), positions from 1.
+
+    The first ttt_steps - 1 rows carry no loss: in a pack, the last rows of the sample before are scored
+    against them at the later steps.
+    """
     tokens = len(sample["input_ids"])
+    loss_mask = sample["loss_mask"][1:].clone()
+    loss_mask[: ttt_steps - 1] = False
     return {
         "input_ids": sample["input_ids"][1:],
         "aux": sample["aux"][:-1],
         "last": sample["last"][1:],
-        "loss_mask": sample["loss_mask"][1:],
+        "loss_mask": loss_mask,
         "position_ids": torch.arange(1, tokens),
     }
 
@@ -147,8 +156,10 @@ def load(folder: Path, device: str) -> Eagle3DraftModel:
     config.transformer_layer_config._attn_implementation = ATTENTION[device]
     check_full_attention(config)
     model = without_verifier(Eagle3DraftModel(config))
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        tensors = {key: file.get_tensor(key) for key in file.keys()}
+    try:
+        tensors = load_file(folder / "model.safetensors")
+    except SafetensorError as error:
+        raise damaged(folder / "model.safetensors", error) from None
     found = model.load_state_dict(tensors, strict=False, assign=True)
     if found.missing_keys or found.unexpected_keys:
         raise DraftmillError(
@@ -171,14 +182,16 @@ def drafts(model: Eagle3DraftModel, sample: dict[str, torch.Tensor], steps: int)
     A draft chain's first mismatch ends it, so feeding the text's own tokens in place of the drafts gives
     the accepted prefix exactly.
     """
-    ids, aux = sample["input_ids"][None, 1:], sample["aux"][None, :-1]
-    device, count = model.fc.weight.device, ids.shape[1]
+    ids, aux = sample["input_ids"][1:], sample["aux"][:-1]
+    device, count = model.fc.weight.device, len(ids)
+    padding = -count % FLEX_BLOCK if device.type == "cuda" else 0
+    documents = torch.zeros(count, dtype=torch.long)
     proposals = model(
-        hidden_states=aux.to(device),
-        input_ids=ids.to(device),
-        document_ids=torch.zeros(1, count, dtype=torch.long, device=device),
-        position_ids=torch.arange(1, count + 1, device=device)[None],
+        hidden_states=functional.pad(aux, (0, 0, 0, padding))[None].to(device),
+        input_ids=functional.pad(ids, (0, padding))[None].to(device),
+        document_ids=functional.pad(documents, (0, padding), value=-1)[None].to(device),
+        position_ids=torch.arange(1, count + padding + 1, device=device)[None],
         ttt_steps=steps,
     )
-    found = torch.stack([p[0] for p in proposals], dim=1)
+    found = torch.stack([p[0, :count] for p in proposals], dim=1)
     return (found if model.d2t is None else found + model.d2t[found]).cpu()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+BLOCK = 128  # of flex attention's masks
 LOOKAHEAD = 64  # samples considered for one pack
 
 
@@ -38,7 +39,9 @@ def packs(order: list[int], lengths: list[int], limit: int) -> Iterator[list[int
 
 
 def pack(samples: list[dict[str, torch.Tensor]], limit: int) -> dict[str, torch.Tensor]:
-    """Concatenates shifted samples and pads them to `limit` tokens: every tensor [1, limit, ...].
+    """Concatenates shifted samples and pads them to one size: every tensor [1, size, ...].
+
+    size: `limit` rounded up to whole blocks of flex attention's masks.
 
     document_ids, int64, number the samples; padding is document -1, which no loss and no other token sees.
     One shape for all batches: kernels compile once, and the allocator reuses its blocks.
@@ -47,7 +50,7 @@ def pack(samples: list[dict[str, torch.Tensor]], limit: int) -> dict[str, torch.
     numbers = [torch.full_like(s["position_ids"], i) for i, s in enumerate(samples)]
     samples = [s | {"document_ids": n} for s, n in zip(samples, numbers, strict=True)]
     batch = {k: torch.cat([s[k] for s in samples]) for k in samples[0]}
-    missing = limit - len(batch["input_ids"])
+    missing = -(-limit // BLOCK) * BLOCK - len(batch["input_ids"])
     return {
         k: torch.cat([v, v.new_full((missing, *v.shape[1:]), -1 if k == "document_ids" else 0)])[
             None

@@ -64,7 +64,8 @@ class Renderer:
         """One sample over the whole conversation where every answer's rendering is a prefix of it;
         otherwise one sample per assistant turn, each rendered as served.
 
-        Raises CannotRender where an answer cannot be located in the template's rendering.
+        Raises CannotRender where an answer cannot be located in the template's rendering, or where
+        nothing would be trained.
         """
         turns = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
         messages = messages[: turns[-1] + 1]
@@ -116,9 +117,9 @@ class Renderer:
         """Without what follows the last supervised token."""
         last = max((i for i, m in enumerate(mask) if m), default=-1)
         if last < 0:
-            raise DraftmillError(
-                "loss mask: all zero, so nothing would be trained; the chat template's generation "
-                "marks cover no token, or the answers are empty."
+            raise CannotRender(
+                "the loss mask is all zero, so nothing would be trained: the chat template's generation "
+                "marks cover no token, or the answers are empty"
             )
         return ids[: last + 1], mask[: last + 1]
 

@@ -8,14 +8,11 @@ from pathlib import Path
 import markupsafe
 
 from draftmill import draft_vocab, tables
+from draftmill.atomic import read_json
 from draftmill.errors import DraftmillError
 from draftmill.stage import Stage, combine
 
 Json = dict
-
-
-def read_json(path: Path) -> Json:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def collect(root: Path, logs: Path, stage: Stage) -> Json:
@@ -55,7 +52,7 @@ def collect(root: Path, logs: Path, stage: Stage) -> Json:
         "gates": gates,
         "leaks": leaks,
         "sources": [source_summary(root, name, shards) for name, shards in sources],
-        "ledger": ledger(target, gates, runs, measured),
+        "ledger": ledger(root, target, gates, runs, measured),
         "timings": timings(logs),
         "logs": logs,
         "figures": {n: inline_svg(root / f"figures/{n}.svg") for n in ("training", "acceptance")},
@@ -78,6 +75,7 @@ def tau_rows(measured: Json) -> list[Json]:
             | {"category": category, "tau_low": low, "tau_high": high}
             | {"interval": "–" if low is None else f"{low:.2f} to {high:.2f}"}
             | {"outside": group.get("out_of_draft_vocab")}
+            | measured["conditions"]
             | {"fingerprint": measured["fingerprint"]}
         )
     return rows
@@ -97,6 +95,7 @@ def gate_summary(root: Path, capture: str, source: str, shards: int) -> Json:
         "tokens": sum(f["tokens"] for f in found),
         "rows": rows,
         "agreement": weighted / rows if rows else None,
+        "greedy": min((f["greedy"] for f in found if f["greedy"] is not None), default=None),
         "lowest": min(agreed, default=None),
         "dtypes": found[0]["record"]["dtypes"],
         "fingerprint": combine(f["fingerprint"] for f in found),
@@ -115,9 +114,18 @@ def source_summary(root: Path, name: str, shards: int) -> Json:
     }
 
 
-def ledger(target: Json, gates: list[Json], runs: list[Json], measured: list[Json]) -> list:
+def ledger(root: Path, target: Json, gates: list[Json], runs: list[Json], measured: list[Json]):
+    """(stage, component, dtype) of all stages; of a source's shards, the first speaks."""
     stages = [("prepare_target", target["record"]["dtypes"])]
-    stages += [("gate_hidden_states", g["dtypes"]) for g in gates[:1]]
+    for gate in gates:
+        source, capture = gate["source"], gate["capture"]
+        answers = root / "responses" / source / "00000.parquet"
+        if answers.is_file():
+            dtypes = tables.record_of(answers)["dtypes"]
+            stages.append((f"generate_responses, {source}", dtypes))
+        states = read_json(root / "hidden_states" / capture / source / "manifest.json")
+        stages.append((f"extract_hidden_states, {source}", states["dtypes"]))
+        stages.append((f"gate_hidden_states, {source}", gate["dtypes"]))
     stages += [(f"train, {r['name']}", r["record"]["dtypes"]) for r in runs]
     stages += [
         (f"measure_acceptance, {m['drafter_name']} on {m['source']}", m["record"]["dtypes"])

@@ -36,6 +36,9 @@ class Shard:
         except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
             raise damaged(path, error) from None
         Ledger().expect(f"stored hidden states ({self.path})", self.footer["dtype"], dtype)
+        version = self.footer["schema_version"]
+        if version != shard_layout.SCHEMA_VERSION:
+            raise damaged(path, f"schema version {version}, expected {shard_layout.SCHEMA_VERSION}")
         self.dtype = dtype
         self.hidden = self.footer["hidden_size"]
         self.samples: list[dict] = self.footer["samples"]

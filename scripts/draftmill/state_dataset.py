@@ -1,12 +1,12 @@
 """The samples behind one or more manifests, read on demand."""
 
-import json
 from collections import OrderedDict
 from pathlib import Path
 
 import torch
 
 from draftmill import shard_layout
+from draftmill.atomic import read_json
 from draftmill.errors import DraftmillError
 from draftmill.shard_reader import Shard
 
@@ -25,12 +25,11 @@ class StateDataset:
         self._open: OrderedDict[Path, Shard] = OrderedDict()
         self.places: list[tuple[Path, str, int]] = []  # shard file, its fingerprint, sample in it
         self.fingerprints = []
-        self.layers = self.hidden = self.rendering = None
+        self.layers = self.rendering = None
         for path in manifests:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
+            manifest = read_json(path)
             self.fingerprints.append(manifest["fingerprint"])
             self.layers = manifest["layers"]["output_of"]
-            self.hidden = manifest["hidden_size"]
             rendering = {key: manifest[key] for key in RENDERING}
             if self.rendering not in (None, rendering):
                 raise DraftmillError(

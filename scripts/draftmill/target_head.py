@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from draftmill import tensor_files
 from draftmill.dtype_policy import name_of
 from draftmill.errors import DraftmillError
+from draftmill.stage import Stage
 from draftmill.target_model import config_of, final_norm, meta_model, text_decoder
 
 
@@ -25,9 +26,11 @@ def save(model: nn.Module, path: Path, record: dict) -> None:
     tensor_files.write(path, {k: v.detach().clone() for k, v in tensors.items()}, record)
 
 
-def read(path: str | Path) -> dict[str, torch.Tensor]:
-    """The tensors of head.safetensors."""
-    return tensor_files.read(path)[0]
+def read(path: str | Path, stage: Stage) -> dict[str, torch.Tensor]:
+    """The tensors of head.safetensors, refused where they are not the planned target's."""
+    tensors, record = tensor_files.read(path)
+    stage.expect("target", path, record["fingerprint"])
+    return tensors
 
 
 class TargetHead(nn.Module):

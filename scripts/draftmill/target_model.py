@@ -8,9 +8,10 @@ import torch
 import transformers
 from torch import nn
 
+from draftmill.atomic import read_json, sha256_of
 from draftmill.devices import best_device
 from draftmill.dtype_policy import DTYPES
-from draftmill.errors import DraftmillError
+from draftmill.errors import DraftmillError, damaged
 
 transformers.utils.logging.disable_progress_bar()  # a bar in a log file is noise
 AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText")
@@ -29,7 +30,7 @@ NORM_NAMES = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f")
 def read_manifest(path: str | Path) -> dict:
     """The target's manifest.json, its checkpoint folder made absolute."""
     path = Path(path)
-    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest = read_json(path)
     manifest["checkpoint"] = str(path.parent / manifest["checkpoint"])
     return manifest
 
@@ -62,6 +63,9 @@ def load(manifest: dict, dtype: str) -> nn.Module:
 
     Raises DraftmillError where the checkpoint lacks a key: it would be random otherwise.
     """
+    for name, digest in manifest.get("files", {}).items():  # of a checkpoint that was built here
+        if sha256_of(Path(manifest["checkpoint"]) / name) != digest:
+            raise damaged(Path(manifest["checkpoint"]) / name, "not the bytes that were built")
     config = config_of(manifest)
     model, info = auto_class(config).from_pretrained(
         manifest["checkpoint"],

@@ -53,12 +53,23 @@ class Trainer:
 
     def run(self, train: StateDataset, validation: StateDataset, resume: Path) -> Progress:
         """All steps; afterwards the model holds the weights of the best validation loss."""
+        limit = self.settings["tokens_per_batch"]
+        cut = sum(train.about(i)["tokens"] - 1 > limit for i in range(len(train)))
+        if cut:
+            print(
+                f"{cut} of {len(train)} conversations are longer than tokens_per_batch: {limit} and are "
+                "cut there, ends of answers included",
+                flush=True,
+            )
         progress, self.best = training_state.restore(resume, self.bare, self.optimizer)
         began, first_step, first_token = time.monotonic(), progress.step, progress.tokens
         batches = self._batches(train, progress)
         self.model.train()
         while progress.step < self.settings["steps"]:
+            epoch = progress.epoch
             progress.metrics.append(self._step(batches, progress))
+            if progress.epoch > epoch:
+                progress.metrics.append(epoch_row(progress.metrics, epoch))
             last = progress.step == self.settings["steps"]
             if last or progress.step % self.settings["validate_every"] == 0:
                 self._validate(validation, progress)
@@ -74,6 +85,7 @@ class Trainer:
                     f"{(progress.tokens - first_token) / seconds:.0f} tokens/s, {left:.0f} s left",
                     flush=True,
                 )
+        progress.cut_samples = cut
         with torch.no_grad():
             for name, parameter in trainable(self.bare).items():
                 parameter.copy_(self.best[name])
@@ -151,13 +163,22 @@ class Trainer:
             self.best = {n: p.detach().clone().cpu() for n, p in trainable(self.bare).items()}
 
 
+def epoch_row(metrics: list[dict], epoch: int) -> dict:
+    """Means over the steps of an epoch, by tokens; a step counts to the epoch in which it ends."""
+    rows = [r for r in metrics if r["kind"] == "train" and r["epoch"] == epoch]
+    tokens = sum(r["tokens"] for r in rows)
+    row = {"kind": "epoch", "epoch": epoch, "tokens": tokens, "step": metrics[-1]["step"]}
+    names = [n for n in metrics[-1] if n == "loss" or n.startswith("full_acc_")]
+    return row | {n: sum(r[n] * r["tokens"] for r in rows) / max(1, tokens) for n in names}
+
+
 def add_metrics(sums: dict[str, float], metrics: dict[str, torch.Tensor]) -> None:
     for key, value in metrics.items():
         sums[key] = sums.get(key, 0.0) + float(value)
 
 
 def accuracies(sums: dict[str, float]) -> dict[str, float]:
-    """Share of right drafts per draft position, over all positions (not along accepted chains)."""
+    """Share of positions at which draft k and every draft before it are right, all positions alike."""
     names = sorted(k.removesuffix("_sum") for k in sums if k.startswith("full_acc_"))
     return {
         name: sums[f"{name}_sum"] / max(1.0, sums[f"{name}_total"])

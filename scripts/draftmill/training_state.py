@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 
 from draftmill import tensor_files
+from draftmill.errors import DraftmillError
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -24,6 +24,7 @@ class Progress:
     epoch: int = 0
     pack: int = 0  # packs of this epoch already used
     tokens: int = 0
+    cut_samples: int = 0
     best_step: int = 0
     best_loss: float = float("inf")
     metrics: list[dict] = field(default_factory=list)
@@ -50,7 +51,7 @@ def restore(path: Path, model, optimizer) -> tuple[Progress, dict[str, torch.Ten
         return Progress(), {}
     try:
         tensors, saved = tensor_files.read(path)
-    except SafetensorError:
+    except DraftmillError:
         print(f"{path}: damaged resume state; training starts anew", flush=True)
         path.unlink()
         return Progress(), {}

@@ -13,6 +13,8 @@ from draftmill.driver import sources, target_source
 from draftmill.driver.code import code_of
 from draftmill.stage import canonical, combine, fingerprint_of
 
+ENVS = Path(__file__).resolve().parents[3] / "envs"
+LOCKS = ("torch.txt", "requirements.lock")
 REPORT_TEMPLATE = Path(__file__).resolve().parents[3] / "resources" / "report.html.jinja"
 
 
@@ -50,8 +52,13 @@ class Plan:
 
     def _settings(self, rule: str, **wildcards: str) -> str:
         slice_, inputs = getattr(self, f"_{rule}")(**wildcards)
-        code = code_of(f"{rule}.py")
-        return canonical({"rule": rule, "code": code, "config": slice_, "inputs": inputs})
+        value = {"rule": rule, "code": code_of(f"{rule}.py"), "packages": self.packages}
+        return canonical(value | {"config": slice_, "inputs": inputs})
+
+    @cached_property
+    def packages(self) -> str:
+        """One digest over the locks: third-party code is versioned by them."""
+        return combine(sources.file_digest(ENVS / name) for name in LOCKS)
 
     def fingerprint(self, rule: str, **wildcards: str) -> str:
         return fingerprint_of(self.settings(rule, **wildcards))
@@ -136,7 +143,8 @@ class Plan:
         }
 
     def _gate_hidden_states(self, **wildcards: str) -> tuple[dict, dict]:
-        return dict(self.config["hidden_states"]["gate"]), {
+        greedy = self.config["sources"][wildcards["source"]]["role"] != "train"
+        return dict(self.config["hidden_states"]["gate"]) | {"greedy": greedy}, {
             "hidden_states": self.fingerprint("extract_hidden_states", **wildcards),
             "target": self.fingerprint("prepare_target"),
         }
@@ -172,7 +180,10 @@ class Plan:
     def _measure_acceptance(self, drafter: str, source: str) -> tuple[dict, dict]:
         capture = self.config["drafters"][drafter]["capture"]
         manifest = self.fingerprint("index_hidden_states", capture=capture, source=source)
-        return dict(self.config["acceptance"]), {
+        limit = self.config["responses"]["max_new_tokens"] if self.generates(source) else None
+        kwargs = self.config["target"]["chat_template_kwargs"]
+        conditions = {"max_new_tokens": limit, "chat_template_kwargs": kwargs}
+        return dict(self.config["acceptance"]) | conditions, {
             "drafter": self.fingerprint(self.train_rule(drafter), drafter=drafter),
             "hidden_states": manifest,
             "target": self.fingerprint("prepare_target"),

@@ -1,10 +1,12 @@
 """Results that this clone did not make: do they fit the plan?
 
 Snakemake knows in .snakemake/metadata what it built itself, and rebuilds it when settings change. Files
-that came another way (a fresh clone on old results, a copy from another machine) it takes as they are.
-Those are opened here, once, and compared by the fingerprint that they carry.
+that came another way (a fresh clone on old results, a copy from another machine over its own) it takes as
+they are. So each file is opened here once after it changed, and compared by the fingerprint that it
+carries.
 """
 
+import ast
 import json
 import re
 from base64 import urlsafe_b64encode
@@ -18,6 +20,7 @@ from draftmill.atomic import write_json
 from draftmill.driver.artefacts import Artefact, artefacts
 from draftmill.driver.plan import Plan
 from draftmill.driver.sources import stat_key
+from draftmill.stage import fingerprint_of
 
 METADATA = Path(".snakemake") / "metadata"
 SEEN = Path(".draftmill") / "seen.json"
@@ -26,11 +29,22 @@ UNREADABLE = (pa.ArrowException, SafetensorError, OSError, ValueError, KeyError,
 PART = 254  # Snakemake splits longer record names into folders
 
 
-def known_to_snakemake(path: str) -> bool:
-    """Whether this clone's Snakemake has a record of the file (snakemake/persistence/file.py)."""
+def snakemake_rebuilds(path: str, fingerprint: str) -> bool:
+    """Whether this clone's Snakemake has a record of the file, with other settings than the planned ones:
+    then it sees by itself that the file is stale. (The place of records: snakemake/persistence/file.py)
+    """
     name = urlsafe_b64encode(path.encode()).decode()
     parts = [name[i : i + PART] for i in range(0, len(name), PART)]
-    return METADATA.joinpath(*(f"@{part}" for part in parts[:-1]), parts[-1]).exists()
+    record = METADATA.joinpath(*(f"@{part}" for part in parts[:-1]), parts[-1])
+    if not record.is_file():
+        return False
+    params = json.loads(record.read_bytes()).get("params") or []
+    return fingerprint not in map(fingerprint_of, map(unquoted, params))
+
+
+def unquoted(param: str) -> str:
+    """A settings string as it was before Snakemake wrote it down as a Python literal."""
+    return str(ast.literal_eval(param))
 
 
 def recorded_fingerprint(path: Path) -> str | None:
@@ -50,26 +64,20 @@ def recorded_fingerprint(path: Path) -> str | None:
         return None
 
 
-def stale(plan: Plan, only_foreign: bool) -> list[Artefact]:
-    """Existing artefacts whose fingerprint is not the planned one.
-
-    only_foreign: leaves out what Snakemake has a record of, and so would rebuild by itself.
-    """
+def foreign_and_stale(plan: Plan) -> list[Artefact]:
+    """Existing artefacts whose fingerprint is not the planned one, and which Snakemake would keep."""
     seen = json.loads(SEEN.read_text()) if SEEN.is_file() else {}
     before, found = dict(seen), []
     for artefact in artefacts(plan):
         path = Path(artefact.path)
-        if (only_foreign and known_to_snakemake(artefact.path)) or not path.is_file():
+        if not path.is_file():
             continue
         key = stat_key(path)
         if seen.get(artefact.path, [None])[0] != key:
             seen[artefact.path] = [key, recorded_fingerprint(path)]
-        if seen[artefact.path][1] != artefact.fingerprint:
+        matches = seen[artefact.path][1] == artefact.fingerprint
+        if not matches and not snakemake_rebuilds(artefact.path, artefact.fingerprint):
             found.append(artefact)
     if seen != before:
         write_json(SEEN, seen)
     return found
-
-
-def foreign_and_stale(plan: Plan) -> list[Artefact]:
-    return stale(plan, only_foreign=True)

@@ -57,8 +57,9 @@ def refuse_stale(plan: Plan) -> None:
         names = ", ".join(a.path for a in stale[:LISTED]) + (" ..." if stale[LISTED:] else "")
         raise DraftmillError(
             f"{plan.root}: {len(stale)} files were not made by this clone and do not fit its code, "
-            f"configuration or sources: {names}; `python scripts/prune.py --stale --delete` removes "
-            "them (with the same --configfile, if any), and the next run rebuilds them."
+            f"configuration or sources: {names}; go back to what made them, or let `python "
+            "scripts/prune.py --stale --delete` remove them (with the same --configfile, if any), and "
+            "the next run rebuilds them."
         )
 
 
@@ -75,18 +76,26 @@ def check_driver(root: str, frozen: dict) -> None:
 
 def begin(session: Session) -> None:
     """When jobs are about to run: takes the lock of the run, leaves the plan, passes signals on."""
-    os.makedirs(session.root, exist_ok=True)
-    # held, and freed by the kernel, with this process
-    session.lock = os.open(f"{session.root}/.lock", os.O_CREAT | os.O_WRONLY, 0o644)
-    try:
-        fcntl.flock(session.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise DraftmillError(
-            f"{session.root}: another run is working here; wait for it or stop it first."
-        ) from None
+    session.lock = lock_of_run(Path(session.root))
     write_json(plan_file(session.root), session.frozen)
     for number in (signal.SIGTERM, signal.SIGINT):
         pass_on(number)
+
+
+def lock_of_run(root: Path) -> int:
+    """Takes the lock of a run; the kernel frees it with this process.
+
+    Raises DraftmillError where another process holds it.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(root / ".lock", os.O_CREAT | os.O_WRONLY, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise DraftmillError(
+            f"{root}: another run is working here; wait for it or stop it first."
+        ) from None
+    return descriptor
 
 
 def pass_on(number: int) -> None:

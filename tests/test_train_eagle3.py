@@ -7,30 +7,17 @@ from itertools import pairwise
 import pyarrow.parquet as pq
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from draftmill import training_state
 from draftmill.errors import DraftmillError
 from draftmill.trainer import learning_rate
-from mini_road import MiniRoad, road_of
+from mini_road import MiniRoad
 
 
 @pytest.fixture
-def road(config, prepared_target) -> MiniRoad:
-    """Everything that training needs."""
-    road = road_of(config, prepared_target)
-    for source in ("learn", "choose", "judge"):
-        road.to_states(source)
-    road.build_draft_vocab()
-    return road
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate():
-    """accelerate keeps its precision for a whole process; a job has a process of its own."""
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
+def road(ready_road) -> MiniRoad:
+    return ready_road
 
 
 class Interrupted(Exception):
@@ -104,6 +91,21 @@ def test_the_ledger_says_what_was_trained_and_exported(road, config, precision, 
     assert floating == {torch.bfloat16}
 
 
+@pytest.mark.parametrize("precision", ["mixed", "bf16"])
+@pytest.mark.parametrize("loss", ["kl_div", "ce", "rkl", "jsd", "tv"])
+def test_every_loss_trains_in_either_precision(road, config, loss, precision):
+    changed = with_training(config, loss=loss, precision=precision, steps=2, validate_every=2)
+    run = json.loads((MiniRoad(changed).train() / "run.json").read_text())
+    assert run["record"]["dtypes"]["training loss"] == "float32"
+
+
+def test_conversations_longer_than_a_batch_are_counted(road, config):
+    run = json.loads(
+        (MiniRoad(with_training(config, tokens_per_batch=40)).train() / "run.json").read_text()
+    )
+    assert run["cut_samples"] > 0
+
+
 def test_loss_falls_and_the_best_validation_is_exported(road, config):
     folder = MiniRoad(with_training(config, steps=40, learning_rate=0.01)).train()
     rows = pq.read_table(folder / "metrics.parquet").to_pylist()
@@ -115,8 +117,7 @@ def test_loss_falls_and_the_best_validation_is_exported(road, config):
     assert validations[run["best_step"]] == run["best_validation_loss"]
 
 
-def test_accumulated_batches_weigh_like_their_own_steps(road, config):
-    """Two packs accumulated see the tokens that two steps of one pack see."""
+def test_accumulated_batches_see_the_tokens_of_as_many_steps(road, config):
     single = MiniRoad(with_training(config, steps=8, validate_every=8)).train()
     one = pq.read_table(single / "metrics.parquet").to_pylist()
     double = MiniRoad(
