@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from draftmill import draft_vocab, tensor_files
 from draftmill.errors import DraftmillError
@@ -28,8 +28,7 @@ def altered(saved):
     """Tensors of the file -> the path, once they are replaced."""
 
     def alter(**tensors: torch.Tensor) -> Path:
-        metadata = {"draftmill": '{"fingerprint": "x"}'}
-        save_file(load_file(saved) | tensors, saved, metadata)
+        tensor_files.write(saved, load_file(saved) | tensors, RECORD)
         return saved
 
     return alter

@@ -148,7 +148,7 @@ def test_marks_that_cover_nothing_are_the_named_cause_of_an_empty_mask(rendering
     empty = MARKED.replace("{% generation %}", "{% generation %}{% endgeneration %}").replace(
         "}}{% endgeneration %}{{ '\n'", "}}{{ '\n'"
     )
-    with pytest.raises(DraftmillError, match=r"all zero.*generation marks cover no token"):
+    with pytest.raises(CannotRender, match=r"all zero.*generation marks cover no token"):
         rendering(empty).samples(chat("Why?", "Because."))
 
 
