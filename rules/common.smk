@@ -103,9 +103,23 @@ def shards_of(pattern):
     return lambda wildcards: over_shards(pattern, [wildcards.source], capture=wildcards.capture)
 
 
+def guard(gates, guarded):
+    """Gates that must have passed before `guarded` is made, without making it stale by their own changes.
+
+    They are ancient only while `guarded` is as planned: where a gate is to run again, Snakemake looks at
+    no other reason of a job that it reaches through ancient files alone, and would leave a stale one.
+    """
+    return [ancient(path) for path in gates] if guarded in SESSION.fresh else gates
+
+
 def gates_of(wildcards):
-    """The gates of a manifest's shards: they must have passed, but their code stales nothing."""
-    return [ancient(path) for path in shards_of(GATE)(wildcards)]
+    """The gates of a manifest's shards."""
+    return guard(shards_of(GATE)(wildcards), MANIFEST.format(**wildcards))
+
+
+def leaks_of(wildcards):
+    """The gate against leaks, before a drafter is trained."""
+    return guard([LEAKS], f"{DRAFTER}/run.json".format(**wildcards))
 
 
 def capture_of(drafter):

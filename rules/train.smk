@@ -37,7 +37,7 @@ rule train_eagle3:
         vocab=DRAFT_VOCAB,
         target=TARGET,
         head=HEAD,
-        leaks=ancient(LEAKS),
+        leaks=leaks_of,
     output:
         config=f"{DRAFTER}/config.json",
         model=f"{DRAFTER}/model.safetensors",

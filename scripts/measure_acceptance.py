@@ -76,6 +76,7 @@ def check_agreement(run: dict, data: StateDataset, states: Path) -> None:
 def evaluate(algorithm, drafter, data, draft_tokens: int, ledger: Ledger, dtype: str) -> dict:
     """Walks every response; one teacher-forced pass of the drafter each."""
     ledger.watch_inputs("states entering the drafter in evaluation", drafter, dtype)
+    ledger.watch_compute("drafter compute in evaluation", drafter.fc, dtype)
     ledger.watch_output("drafter logits in evaluation", drafter.lm_head, dtype)
     walks, abouts, texts, missing, known = [], [], [], 0, drafter.t2d
     for index in range(len(data)):

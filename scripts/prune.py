@@ -16,7 +16,7 @@ import yaml
 from draftmill.driver.artefacts import artefacts
 from draftmill.driver.config import completed
 from draftmill.driver.plan import Plan
-from draftmill.driver.provenance import foreign_and_stale
+from draftmill.driver.provenance import compare
 from draftmill.driver.session import lock_of_run
 from draftmill.errors import DraftmillError
 
@@ -36,7 +36,7 @@ def main() -> None:
     configs = options.configfile or [Path("config.yaml"), *sorted(Path("configs").glob("*.yaml"))]
     plans, unknown = plans_of(configs)
     if options.stale:
-        found = [a for plan in plans for a in foreign_and_stale(plan)]
+        found = [a for plan in plans for a in compare(plan)[1]]
         named = [Path(name) for a in found for name in (a.path, *a.companions)]
         report([path for path in named if path.is_file()], options.delete, "stale")
         return

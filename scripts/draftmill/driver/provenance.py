@@ -64,10 +64,13 @@ def recorded_fingerprint(path: Path) -> str | None:
         return None
 
 
-def foreign_and_stale(plan: Plan) -> list[Artefact]:
-    """Existing artefacts whose fingerprint is not the planned one, and which Snakemake would keep."""
+def compare(plan: Plan) -> tuple[set[str], list[Artefact]]:
+    """The paths of the artefacts that are as planned, and those that are not and that Snakemake would keep.
+
+    Artefacts that do not exist are in neither.
+    """
     seen = json.loads(SEEN.read_text()) if SEEN.is_file() else {}
-    before, found = dict(seen), []
+    before, fresh, foreign = dict(seen), set(), []
     for artefact in artefacts(plan):
         path = Path(artefact.path)
         if not path.is_file():
@@ -75,9 +78,10 @@ def foreign_and_stale(plan: Plan) -> list[Artefact]:
         key = stat_key(path)
         if seen.get(artefact.path, [None])[0] != key:
             seen[artefact.path] = [key, recorded_fingerprint(path)]
-        matches = seen[artefact.path][1] == artefact.fingerprint
-        if not matches and not snakemake_rebuilds(artefact.path, artefact.fingerprint):
-            found.append(artefact)
+        if seen[artefact.path][1] == artefact.fingerprint:
+            fresh.add(artefact.path)
+        elif not snakemake_rebuilds(artefact.path, artefact.fingerprint):
+            foreign.append(artefact)
     if seen != before:
         write_json(SEEN, seen)
-    return found
+    return fresh, foreign

@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 
 from draftmill.atomic import write_json
+from draftmill.driver.artefacts import Artefact
 from draftmill.driver.code import raw_digests
 from draftmill.driver.plan import Plan
-from draftmill.driver.provenance import foreign_and_stale
+from draftmill.driver.provenance import compare
 from draftmill.errors import DraftmillError
 from draftmill.stage import canonical
 
@@ -25,6 +26,7 @@ LISTED = 5  # stale files named in a message
 class Session:
     root: str
     frozen: dict
+    fresh: set[str]  # paths of the artefacts that are as planned
     lock: int | None = None
 
 
@@ -44,15 +46,15 @@ def open_session(workflow, plan: Plan) -> Session:
         frozen["code"][script] = raw_digests(script)
     # the jobs' `python` is the driver's, activated environment or not
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+    fresh, foreign = compare(plan)
     if workflow.is_main_process:
-        refuse_stale(plan)
+        refuse_foreign(plan, foreign)
     else:
         check_driver(plan.root, frozen)
-    return Session(plan.root, frozen)
+    return Session(plan.root, frozen, fresh)
 
 
-def refuse_stale(plan: Plan) -> None:
-    stale = foreign_and_stale(plan)
+def refuse_foreign(plan: Plan, stale: list[Artefact]) -> None:
     if stale:
         names = ", ".join(a.path for a in stale[:LISTED]) + (" ..." if stale[LISTED:] else "")
         raise DraftmillError(
