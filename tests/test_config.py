@@ -224,3 +224,13 @@ def test_a_date_that_yaml_made_of_a_text_is_refused_by_its_path(base_config, cha
 def test_a_source_name_that_is_no_file_name_is_refused(name, base_config):
     base_config["sources"][name] = {"kind": "stdlib", "role": "test"}
     assert "'sources' is not valid" in refusal(base_config)
+
+
+def test_a_layer_that_a_gguf_lacks_is_named_before_anything_is_built(
+    monkeypatch, tmp_path, repository
+):
+    config = yaml.safe_load((repository / "config.yaml").read_text(encoding="utf-8"))
+    monkeypatch.chdir(tmp_path)
+    config["hidden_states"]["captures"]["eagle3"]["output_of"] = [1, 30]
+    with pytest.raises(DraftmillError, match="output_of 30, but the target has 30 decoder layers"):
+        completed(config)

@@ -2,7 +2,6 @@
 
 import copy
 import difflib
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import jsonschema
 import yaml
 
+from draftmill.driver.target_source import layer_count
 from draftmill.errors import DraftmillError
 from draftmill.layers import check_layers
 
@@ -107,15 +107,6 @@ def check_target(target: dict) -> None:
     partner = {"hub": "revision", "package": "gguf"}.get(given[0])
     if partner and not target[partner]:
         raise DraftmillError(f"config: 'target.{given[0]}' needs 'target.{partner}' beside it.")
-
-
-def layer_count(target: dict) -> int | None:
-    """The target's number of decoder layers, where its config.json is at hand."""
-    path = Path(target["path"] or "") / "config.json"
-    if not target["path"] or not path.is_file():
-        return None  # the stages check it again
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return found.get("text_config", found).get("num_hidden_layers")
 
 
 def check_source(name: str, source: dict) -> None:

@@ -3,7 +3,10 @@
 import hashlib
 from pathlib import Path
 
-from draftmill.driver.sources import file_digest
+import numpy as np
+
+from draftmill.atomic import read_json
+from draftmill.driver.sources import file_digest, remembered
 from draftmill.errors import DraftmillError
 from draftmill.target_location import package_file
 
@@ -28,6 +31,27 @@ def digest(target: dict) -> str:
     whole = sum(p.stat().st_size for p in files) <= WHOLE_BYTES
     parts = (f"{p.name}\0{file_digest(p) if whole else sampled_digest(p)}\n" for p in files)
     return hashlib.sha256("".join(parts).encode()).hexdigest()[:32]
+
+
+def layer_count(target: dict) -> int | None:
+    """The target's number of decoder layers, from its config.json or GGUF header; None where neither is at
+    hand: the stages check it again."""
+    if target["package"]:
+        path = package_file(target["package"], target["gguf"])
+        return int(remembered(path, "layers", lambda: gguf_layers(path))[0])
+    path = Path(target["path"] or "") / "config.json"
+    if not target["path"] or not path.is_file():
+        return None
+    found = read_json(path)
+    return found.get("text_config", found).get("num_hidden_layers")
+
+
+def gguf_layers(path: Path) -> np.ndarray:
+    from gguf import GGUFReader  # slow to import, and rarely needed
+
+    fields = GGUFReader(path).fields
+    architecture = fields["general.architecture"].contents()
+    return np.array([fields[f"{architecture}.block_count"].contents()])
 
 
 def sampled_digest(path: Path) -> str:
