@@ -13,9 +13,9 @@ rule measure_acceptance:
     output:
         acceptance=ACCEPTANCE,
     log:
-        f"{LOGS}/measure_acceptance/{{drafter}}-{{source}}.log",
+        f"{LOGS}/measure_acceptance/{{drafter}}.{{source}}.log",
     benchmark:
-        f"{LOGS}/measure_acceptance/{{drafter}}-{{source}}.tsv"
+        f"{LOGS}/measure_acceptance/{{drafter}}.{{source}}.tsv"
     container:
         IMAGE_CUDA
     threads: 1

@@ -10,9 +10,9 @@ rule extract_hidden_states:
     output:
         states=temporary(STATES),
     log:
-        f"{LOGS}/extract_hidden_states/{{capture}}-{{source}}-{{shard}}.log",
+        f"{LOGS}/extract_hidden_states/{{capture}}.{{source}}.{{shard}}.log",
     benchmark:
-        f"{LOGS}/extract_hidden_states/{{capture}}-{{source}}-{{shard}}.tsv"
+        f"{LOGS}/extract_hidden_states/{{capture}}.{{source}}.{{shard}}.tsv"
     container:
         IMAGE_CUDA
     threads: 1
@@ -37,9 +37,9 @@ rule gate_hidden_states:
     output:
         gate=GATE,
     log:
-        f"{LOGS}/gate_hidden_states/{{capture}}-{{source}}-{{shard}}.log",
+        f"{LOGS}/gate_hidden_states/{{capture}}.{{source}}.{{shard}}.log",
     benchmark:
-        f"{LOGS}/gate_hidden_states/{{capture}}-{{source}}-{{shard}}.tsv"
+        f"{LOGS}/gate_hidden_states/{{capture}}.{{source}}.{{shard}}.tsv"
     container:
         IMAGE_CUDA
     threads: 1
@@ -63,9 +63,9 @@ rule index_hidden_states:
     output:
         manifest=MANIFEST,
     log:
-        f"{LOGS}/index_hidden_states/{{capture}}-{{source}}.log",
+        f"{LOGS}/index_hidden_states/{{capture}}.{{source}}.log",
     benchmark:
-        f"{LOGS}/index_hidden_states/{{capture}}-{{source}}.tsv"
+        f"{LOGS}/index_hidden_states/{{capture}}.{{source}}.tsv"
     container:
         IMAGE_CPU
     threads: 1

@@ -8,9 +8,9 @@ rule prepare_prompts:
     output:
         prompts=PROMPTS,
     log:
-        f"{LOGS}/prepare_prompts/{{source}}-{{shard}}.log",
+        f"{LOGS}/prepare_prompts/{{source}}.{{shard}}.log",
     benchmark:
-        f"{LOGS}/prepare_prompts/{{source}}-{{shard}}.tsv"
+        f"{LOGS}/prepare_prompts/{{source}}.{{shard}}.tsv"
     container:
         IMAGE_CPU
     threads: 1

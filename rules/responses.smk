@@ -10,9 +10,9 @@ rule generate_responses:
     output:
         responses=RESPONSES,
     log:
-        f"{LOGS}/generate_responses/{{source}}-{{shard}}.log",
+        f"{LOGS}/generate_responses/{{source}}.{{shard}}.log",
     benchmark:
-        f"{LOGS}/generate_responses/{{source}}-{{shard}}.tsv"
+        f"{LOGS}/generate_responses/{{source}}.{{shard}}.tsv"
     container:
         IMAGE_CUDA
     threads: 1
@@ -36,9 +36,9 @@ rule tokenize_conversations:
     output:
         tokens=TOKENS,
     log:
-        f"{LOGS}/tokenize_conversations/{{source}}-{{shard}}.log",
+        f"{LOGS}/tokenize_conversations/{{source}}.{{shard}}.log",
     benchmark:
-        f"{LOGS}/tokenize_conversations/{{source}}-{{shard}}.tsv"
+        f"{LOGS}/tokenize_conversations/{{source}}.{{shard}}.tsv"
     container:
         IMAGE_CPU
     threads: 1

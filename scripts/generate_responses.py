@@ -45,7 +45,7 @@ def generate(stage: Stage, target: Path, prompts: Path, output: Path) -> None:
     stage.expect("prompts", prompts, tables.record_of(prompts)["fingerprint"])
     tokenizer = target_model.tokenizer_of(manifest)
     renderer = Renderer(tokenizer, settings["chat_template_kwargs"], manifest["stop_ids"])
-    limit = settings["max_length"] or manifest["context_length"]
+    limit = target_model.length_limit(manifest, settings["max_length"])
     skips = Skips(settings["on_malformed"])
     rendered: dict[int, list[int]] = {}
     for row in tables.read(prompts):

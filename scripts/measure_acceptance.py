@@ -47,6 +47,11 @@ def measure(stage: Stage, target: Path, folder: Path, states: Path, output: Path
     check_files(folder, run["files"])
     check_agreement(run, data, states)
     found = evaluate(algorithm, drafter, data, settings["draft_tokens"], ledger, manifest["dtype"])
+    if not any(walk.emitted for walk in found["walks"]):
+        raise DraftmillError(
+            f"{states}: no answer has a second token, so there is no step to measure; raise "
+            "responses.max_new_tokens."
+        )
     write_json(output, document(stage, manifest, run, found, drafter, ledger))
 
 

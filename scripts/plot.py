@@ -66,7 +66,7 @@ def acceptance_figure(measured: dict[Path, dict]):
     figure, axes = plt.subplots(figsize=(6, 3.6))
     for path, value in measured.items():
         shares = value["acceptance_per_position"]
-        label = f"{path.parent.name} on {path.stem}: tau {value['tau_pooled'] or 0:.2f}"
+        label = f"{path.parent.name} on {path.stem}: tau {value['tau_pooled']:.2f}"
         axes.plot(range(1, len(shares) + 1), shares, marker="o", label=label)
     axes.set(xlabel="draft position", ylabel="share of steps that accept it", ylim=(0, 1))
     axes.xaxis.get_major_locator().set_params(integer=True)

@@ -41,7 +41,7 @@ def main() -> None:
         report([path for path in named if path.is_file()], options.delete, "stale")
         return
     roots = {Path(plan.root) for plan in plans}
-    report(orphans(plans), options.delete, "that configured runs do not need")
+    report(orphans(plans, unknown), options.delete, "that configured runs do not need")
     others = [p for p in RESULTS.glob("*") if p.name not in unknown and p not in roots]
     files = [path for folder in sorted(others) for path in files_under(folder)]
     report(files, options.delete and options.other_runs, "of runs that no configuration names")
@@ -66,7 +66,7 @@ def plans_of(configs: list[Path]) -> tuple[list[Plan], set[str]]:
     """The plans, and the names of runs that cannot be planned here: their files are left alone."""
     plans, unknown = [], set()
     for path in configs:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         try:
             plan = Plan(completed(raw))
             list(artefacts(plan))
@@ -81,7 +81,7 @@ def files_under(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else [folder]
 
 
-def orphans(plans: list[Plan]) -> list[Path]:
+def orphans(plans: list[Plan], unknown: set[str]) -> list[Path]:
     """Files in the plans' runs that none of them makes; unfinished resume states of theirs are kept."""
     wanted: set[str] = set()
     for plan in plans:
@@ -89,7 +89,8 @@ def orphans(plans: list[Plan]) -> list[Path]:
         for artefact in artefacts(plan):
             wanted |= {artefact.path, *artefact.companions}
             wanted.add(f"{plan.root}/.resume/{artefact.rule}-{artefact.fingerprint}.safetensors")
-    roots = sorted({Path(plan.root) for plan in plans if Path(plan.root).is_dir()})
+    roots = sorted({Path(p.root) for p in plans if p.config["run"] not in unknown})
+    roots = [root for root in roots if root.is_dir()]
     return [p for root in roots for p in files_under(root) if p.as_posix() not in wanted]
 
 

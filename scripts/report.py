@@ -48,9 +48,7 @@ def main() -> None:
     write_text(options.summary, summary(data["taus"]))
     for row in data["taus"]:
         if row["category"] == "all":
-            print(
-                f"tau of {row['drafter']} on {row['source']}: {row['tau_pooled'] or 0:.3f} (pooled)"
-            )
+            print(f"tau of {row['drafter']} on {row['source']}: {row['tau_pooled']:.3f} (pooled)")
 
 
 def html(data: dict, stage: Stage) -> str:

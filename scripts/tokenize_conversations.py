@@ -53,7 +53,7 @@ def tokenize(
         skipped += record["skipped"]
     tokenizer = target_model.tokenizer_of(manifest)
     renderer = Renderer(tokenizer, settings["chat_template_kwargs"], manifest["stop_ids"])
-    limit = settings["max_length"] or manifest["context_length"]
+    limit = target_model.length_limit(manifest, settings["max_length"])
     skips = Skips(settings["on_malformed"])
     rows, cut = [], 0
     for row in tables.read(prompts):

@@ -185,3 +185,43 @@ def test_a_full_disk_during_a_shard_write_is_one_sentence_and_no_file(
     with pytest.raises(DraftmillError, match=r"00000\.parquet: no space left on the device"):
         road.extract_hidden_states("judge")
     assert written("hidden_states") == []
+
+
+def test_layers_out_of_order_are_refused(config):
+    config["hidden_states"]["captures"]["low"]["output_of"] = [3, 0, 2]
+    with pytest.raises(DraftmillError, match="ascending order"):
+        MiniRoad(config)
+
+
+def test_a_length_above_the_targets_context_is_refused(config, prepared_target):
+    config["target"]["max_length"] = 100_000
+    road = road_of(config, prepared_target)
+    road.prepare_prompts("judge")
+    with pytest.raises(
+        DraftmillError, match="max_length is 100000, but the target's context is 512"
+    ):
+        road.generate_responses("judge")
+
+
+def test_a_training_without_a_supervised_token_exports_nothing(ready_road, config):
+    config["drafters"]["small"]["training"]["tokens_per_batch"] = 4
+    with pytest.raises(DraftmillError, match="supervised token"):
+        MiniRoad(config).train()
+    assert written("drafters") == []
+
+
+def test_a_hub_source_that_cannot_be_read_is_one_sentence(config, tmp_path):
+    (tmp_path / "empty").mkdir()
+    config["sources"]["learn"] |= {"kind": "hub", "id": "empty", "rows": 5}
+    with pytest.raises(DraftmillError, match="empty: cannot be read"):
+        MiniRoad(config).prepare_prompts("learn")
+
+
+def test_damaged_memories_of_the_driver_are_made_anew(config):
+    before = MiniRoad(config).stage("prepare_prompts", source="learn", shard="00000").text
+    for entry in Path(".draftmill/index").iterdir():
+        entry.write_bytes(b"half")
+    from draftmill.driver import sources
+
+    sources.hashes_at.cache_clear()
+    assert MiniRoad(config).stage("prepare_prompts", source="learn", shard="00000").text == before

@@ -185,3 +185,25 @@ def test_only_user_turns_make_the_prompt():
     assert prompt_key([SYSTEM, USER, ANSWER]) == prompt_key([USER])
     assert key("Why?", "How?") != key("Why?")
     assert key("Why?", "How?") != key("How?", "Why?")
+
+
+def test_text_parts_are_joined_and_other_parts_refused():
+    parts = [{"type": "text", "text": "Why "}, {"type": "text", "text": "not?"}]
+    found = read({"messages": [{"role": "user", "content": parts}]}, "generate")
+    assert found.messages == [{"role": "user", "content": "Why not?"}]
+    plain = read({"prompt": "why NOT"}, "generate")
+    assert prompt_key(found.messages) == prompt_key(plain.messages)
+    image = [{"type": "image", "url": "x"}]
+    with pytest.raises(MalformedRow, match="parts that are not text"):
+        read({"messages": [{"role": "user", "content": image}]}, "generate")
+
+
+def test_a_prompt_may_be_a_list_of_messages():
+    row = {"prompt": [USER], "completion": [ANSWER], "messages": None}
+    assert read(row, "given").messages == [USER, ANSWER]
+
+
+@pytest.mark.parametrize("key", ["id", "category"])
+def test_half_a_surrogate_is_refused_wherever_it_stands(key):
+    with pytest.raises(MalformedRow, match="surrogate"):
+        parse(json.dumps({"prompt": "hi", key: "\ud800"}).encode(), 0, "generate")

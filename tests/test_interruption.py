@@ -25,11 +25,11 @@ COMPARED = (
 )
 # what has to exist for a run to have reached a point: in the middle of a stage each
 POINTS = (
-    "logs/tiny/generate_responses/learn-00000.log",
-    "logs/tiny/extract_hidden_states/low-learn-00000.log",
-    "logs/tiny/gate_hidden_states/low-learn-00001.log",
+    "logs/tiny/generate_responses/learn.00000.log",
+    "logs/tiny/extract_hidden_states/low.learn.00000.log",
+    "logs/tiny/gate_hidden_states/low.learn.00001.log",
     "results/tiny/.resume",
-    "logs/tiny/measure_acceptance/small-judge.log",
+    "logs/tiny/measure_acceptance/small.judge.log",
 )
 
 

@@ -115,7 +115,7 @@ CHAIN = [
     ("responses.top_p", 0.5, ""),
     ("sources.learn.on_malformed", "skip", ALL_OF_LEARN),
     ("sources.given.on_malformed", "skip", "prompts/given/* gates/leaks.json" + OF_GIVEN),
-    ("target.max_length", 99, "responses/*" + TOKENS),
+    ("target.max_length", 999, "responses/*" + TOKENS),
     ("target.chat_template_kwargs", {"thinking": False}, "responses/*" + TOKENS),
     ("target.dtype", "float32", "target/* responses/*" + TOKENS),
     ("target.trust_remote_code", True, "target/* responses/*" + TOKENS),

@@ -51,7 +51,10 @@ def parse(row: bytes, number: int, responses: str) -> Conversation:
         raise MalformedRow(f"not JSON ({error})") from None
     if not isinstance(value, dict):
         raise MalformedRow(f"a JSON {type(value).__name__} where an object is expected")
+    value = {key: item for key, item in value.items() if item is not None}
     messages = [message_of(turn, i) for i, turn in enumerate(turns_of(value))]
+    if not messages:
+        raise MalformedRow("no turns")
     if responses == "generate":
         while messages and messages[-1]["role"] == "assistant":
             messages = messages[:-1]
@@ -65,13 +68,14 @@ def parse(row: bytes, number: int, responses: str) -> Conversation:
         raise MalformedRow("no user turn")
     if "assistant" in roles and roles.index("assistant") < roles.index("user"):
         raise MalformedRow("an answer stands before the first user turn")
+    named = (value.get(k) for k in ("id", "question_id", "task_id"))
+    identity = str(next((name for name in named if name is not None), number))
+    category = str(value.get("category") or "all")
     try:
-        json.dumps(messages, ensure_ascii=False).encode()
+        json.dumps([identity, category, messages], ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise MalformedRow("text with half a surrogate pair, which is no Unicode") from None
-    named = (value.get(k) for k in ("id", "question_id", "task_id"))
-    identity = next((name for name in named if name is not None), number)
-    return Conversation(str(identity), str(value.get("category") or "all"), messages)
+    return Conversation(identity, category, messages)
 
 
 def turns_of(value: dict) -> list:
@@ -81,6 +85,8 @@ def turns_of(value: dict) -> list:
         if not isinstance(turns, list) or not turns:
             raise MalformedRow(f"'{key}' is not a list of turns")
         return turns
+    if isinstance(value.get("prompt"), list):  # a list of messages, as some trainers write it
+        return [*value["prompt"], *(value.get("completion") or [])]
     if "prompt" in value:
         turns = [{"role": "user", "content": value["prompt"]}]
         if isinstance(value.get("system"), str):
@@ -103,17 +109,27 @@ def message_of(turn: object, index: int) -> dict:
         raise MalformedRow(f"turn {index} has no known role")
     if turn.get("content") is None and turn.get("tool_calls"):
         turn["content"] = ""
+    if isinstance(turn.get("content"), list):
+        turn["content"] = joined_parts(turn["content"], index)
     return turn
+
+
+def joined_parts(parts: list, index: int) -> str:
+    """The text of content given in parts; templates differ in what they do with a list."""
+    texts = [p.get("text") for p in parts if isinstance(p, dict) and p.get("type") == "text"]
+    if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
+        raise MalformedRow(f"turn {index} has parts that are not text")
+    return "".join(texts)
 
 
 def has_text(message: dict) -> bool:
     content = message.get("content")
-    return bool(content.strip() if isinstance(content, str) else content)
+    return bool(content.strip()) if isinstance(content, str) else content is not None
 
 
 def check_text(message: dict, index: int) -> None:
     role = message["role"]
-    if not isinstance(message.get("content"), str | list):
+    if not isinstance(message.get("content"), str):
         raise MalformedRow(f"turn {index} ({role}) has no text")
     if not has_text(message) and not message.get("tool_calls"):
         kind = "an empty response" if role == "assistant" else f"an empty {role} turn"

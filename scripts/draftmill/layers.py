@@ -5,6 +5,11 @@ from draftmill.errors import DraftmillError
 
 def check_layers(layers: list[int], count: int, capture: str) -> None:
     """Refuses layers that the target lacks, and its last one, which would hand over the answer."""
+    if layers != sorted(layers):
+        raise DraftmillError(
+            f"config: {capture} names output_of {layers}; write them in ascending order, since serving "
+            "engines concatenate the states so, whatever the order in a checkpoint."
+        )
     for layer in layers:
         if layer >= count:
             raise DraftmillError(

@@ -80,14 +80,20 @@ def hub_rows(source: dict, start: int) -> Iterator[bytes]:
     """Rows of a data set by id and revision, or of a folder written by save_to_disk."""
     import datasets
 
-    if Path(source["id"]).is_dir():
-        data = datasets.load_from_disk(source["id"])
-        if isinstance(data, datasets.DatasetDict):
-            data = data[source["split"]]
-    else:
-        data = datasets.load_dataset(
-            source["id"], source["subset"], split=source["split"], revision=source["revision"]
-        )
+    try:
+        if Path(source["id"]).is_dir():
+            data = datasets.load_from_disk(source["id"])
+            if isinstance(data, datasets.DatasetDict):
+                data = data[source["split"]]
+        else:
+            data = datasets.load_dataset(
+                source["id"],
+                source.get("subset"),
+                split=source["split"],
+                revision=source["revision"],
+            )
+    except (OSError, KeyError, ValueError) as error:
+        raise unreadable(Path(source["id"]), error) from None
     if len(data) != source["rows"]:
         raise DraftmillError(
             f"{source['id']}: split '{source['split']}' has {len(data)} rows, but the configuration "

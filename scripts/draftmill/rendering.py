@@ -57,7 +57,7 @@ class Renderer:
     def _render(self, messages: list[dict], **kwargs):
         try:
             return self.tokenizer.apply_chat_template(messages, **self.template_kwargs, **kwargs)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError) as error:
             raise CannotRender(f"the chat template refuses the conversation ({error})") from None
 
     def samples(self, messages: list[dict]) -> list[Sample]:

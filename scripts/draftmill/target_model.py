@@ -159,6 +159,12 @@ def stop_ids(manifest: dict) -> list[int]:
     return [found] if isinstance(found, int) else list(found)
 
 
-def context_length(manifest: dict) -> int:
-    """The longest sequence, in tokens, that the target's positions were made for."""
-    return text_config(config_of(manifest)).max_position_embeddings
+def length_limit(manifest: dict, max_length: int | None) -> int:
+    """The longest sequence in tokens: the configured one, else the target's context."""
+    context = manifest["context_length"]
+    if max_length is not None and max_length > context:
+        raise DraftmillError(
+            f"config: target.max_length is {max_length}, but the target's context is {context}; text past "
+            "it means nothing."
+        )
+    return max_length or context

@@ -85,6 +85,11 @@ class Trainer:
                     f"{(progress.tokens - first_token) / seconds:.0f} tokens/s, {left:.0f} s left",
                     flush=True,
                 )
+        if not any(r.get("supervised") for r in progress.metrics if r["kind"] == "train"):
+            raise DraftmillError(
+                "training: no step saw a supervised token; the conversations are cut to "
+                f"training.tokens_per_batch: {limit} before their answers; raise it."
+            )
         progress.cut_samples = cut
         with torch.no_grad():
             for name, parameter in trainable(self.bare).items():
@@ -113,7 +118,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         count = self.settings["gradient_accumulation"]
-        total, sums, tokens = 0.0, {}, 0
+        total, sums, tokens, supervised = 0.0, {}, 0, 0
         for _ in range(count):
             batch = next(batches)
             loss, metrics = self.model(batch)
@@ -121,6 +126,7 @@ class Trainer:
             self.accelerator.backward(loss / count)
             total += loss.item() / count
             tokens += int((batch["document_ids"] >= 0).sum())
+            supervised += int(batch["loss_mask"].sum())
             add_metrics(sums, metrics)
         norm = self.accelerator.clip_grad_norm_(
             trainable(self.bare).values(), self.settings["max_grad_norm"]
@@ -136,6 +142,7 @@ class Trainer:
         progress.tokens += tokens
         row = {"kind": "train", "step": progress.step, "epoch": progress.epoch, "loss": total}
         extra = {"learning_rate": rate, "gradient_norm": float(norm), "tokens": tokens}
+        extra["supervised"] = supervised
         return row | extra | accuracies(sums)
 
     @torch.no_grad()

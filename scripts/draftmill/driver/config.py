@@ -97,7 +97,15 @@ def sentence(error: jsonschema.ValidationError) -> str:
     return f"config: '{path}' is not valid: {error.message}."
 
 
+RENDERING = ("add_generation_prompt", "tokenize", "return_dict", "conversation")
+
+
 def check_target(target: dict) -> None:
+    for key in RENDERING:
+        if key in target["chat_template_kwargs"]:
+            raise DraftmillError(
+                f"config: 'target.chat_template_kwargs.{key}' is set by the stages; leave it out."
+            )
     given = [key for key in ("path", "hub", "package") if target[key]]
     if len(given) != 1:
         raise DraftmillError(
@@ -140,9 +148,20 @@ def check_drafters(config: dict) -> None:
                 "the report needs test."
             )
     captures = config["hidden_states"]["captures"]
+    longest, answer = config["target"]["max_length"], config["responses"]["max_new_tokens"]
+    if longest is not None and answer >= longest:
+        raise DraftmillError(
+            f"config: 'responses.max_new_tokens' is {answer} and 'target.max_length' {longest}; no prompt "
+            "would fit."
+        )
     for name, drafter in config["drafters"].items():
         if drafter["capture"] not in captures:
             raise DraftmillError(
                 f"config: 'drafters.{name}.capture' is '{drafter['capture']}', but the captures are "
                 f"{', '.join(captures)}."
+            )
+        if drafter["training"]["precision"] == "bf16" and config["target"]["dtype"] != "bfloat16":
+            raise DraftmillError(
+                f"config: 'drafters.{name}.training.precision' is bf16, but 'target.dtype' is "
+                f"{config['target']['dtype']}; use mixed."
             )

@@ -64,12 +64,20 @@ def recorded_fingerprint(path: Path) -> str | None:
         return None
 
 
+def remembered_fingerprints() -> dict[str, list]:
+    """path -> [state of the file, fingerprint in it]; empty where nothing is remembered yet."""
+    try:
+        return json.loads(SEEN.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
 def compare(plan: Plan) -> tuple[set[str], list[Artefact]]:
     """The paths of the artefacts that are as planned, and those that are not and that Snakemake would keep.
 
     Artefacts that do not exist are in neither.
     """
-    seen = json.loads(SEEN.read_text()) if SEEN.is_file() else {}
+    seen = remembered_fingerprints()
     before, fresh, foreign = dict(seen), set(), []
     for artefact in artefacts(plan):
         path = Path(artefact.path)

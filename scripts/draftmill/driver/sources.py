@@ -6,6 +6,7 @@ that puts the old mtime back still changes the ctime.
 
 import hashlib
 import os
+import zipfile
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -27,10 +28,12 @@ def remembered(path: Path, what: str, make) -> np.ndarray:
     """`make()`'s array for a file, from the index where the file has not changed since."""
     name = hashlib.sha256(f"{what}\0{path.resolve()}".encode()).hexdigest()[:24]
     entry = INDEX / f"{name}.npz"
-    if entry.is_file():
+    try:
         with np.load(entry) as saved:
             if str(saved["key"]) == stat_key(path):
                 return saved["value"]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        pass  # not there yet, or damaged: it is only a memory
     key, value = stat_key(path), make()
     with atomic_path(entry) as temporary, open(temporary, "wb") as file:
         np.savez(file, key=key, value=value)
