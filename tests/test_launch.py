@@ -179,6 +179,7 @@ def test_a_job_does_not_outlive_its_driver(workshop, tmp_path):
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
     wait_until(lambda: not list(folder.iterdir()))
+    assert list(folder.iterdir()) == [], "the job ended without cleaning up, or did not end"
 
 
 def test_a_job_leaves_no_compiled_code_beside_the_scripts(workshop):
