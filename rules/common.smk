@@ -9,7 +9,7 @@ import sys
 
 sys.path.insert(0, f"{workflow.basedir}/scripts")
 
-from draftmill.driver import images, session
+from draftmill.driver import images, session, shard_jobs
 from draftmill.driver.config import completed
 from draftmill.driver.artefacts import CHECKPOINT_FILES
 from draftmill.driver.plan import Plan
@@ -85,6 +85,24 @@ def over_shards(pattern, names, **fixed):
 def counted(*roles):
     """The sources with these roles as NAME:SHARDS, for scripts that read whole folders."""
     return " ".join(f"{name}:{len(PLAN.shards(name))}" for name in PLAN.with_role(*roles))
+
+
+def several(rule):
+    """The jobs of a rule that take several shards, each a list of (capture, source, shard)."""
+    jobs = shard_jobs.members_of(SESSION.jobs, rule)
+    for number in range(len(jobs)):
+        shard_jobs.inherit(workflow, rule, f"{rule}_{number}")
+    return jobs
+
+
+def over_members(pattern, members):
+    """A path pattern over the shards of such a job."""
+    return [pattern.format(capture=c, source=n, shard=s) for c, n, s in members]
+
+
+def settings_of(rule, members):
+    """The settings strings of the shards of such a job."""
+    return [PLAN.settings(rule, capture=c, source=n, shard=s) for c, n, s in members]
 
 
 def source_file(wildcards):

@@ -1,6 +1,26 @@
 # in:  tokens/{source}/{shard}.parquet, target/
 # out: hidden_states/{capture}/{source}/{shard}.parquet, and a manifest.json per source
 #      gates/{capture}/{source}/{shard}.json: what the manifest, and so training, waits for
+#
+# backend and shards_per_job change no byte, so they are resources: set them in a profile or by
+# --set-resources. Above one shard per job, rules like extract_hidden_states_3 are made below.
+
+EXTRACT = (
+    f"{LAUNCH}/extract_hidden_states.py"
+    " --settings {params.settings:q}"
+    f" --target {TARGET}"
+    " --tokens {input.tokens} --output {output}"
+    " --backend {resources.backend} --loading {log.loading}"
+    " > {log.text} 2>&1"
+)
+CHECK = (
+    f"{LAUNCH}/gate_hidden_states.py"
+    " --settings {params.settings:q}"
+    f" --target {TARGET} --head {HEAD}"
+    " --tokens {input.tokens} --hidden-states {input.states} --output {output}"
+    " --backend {resources.backend} --loading {log.loading}"
+    " > {log.text} 2>&1"
+)
 
 
 rule extract_hidden_states:
@@ -8,9 +28,10 @@ rule extract_hidden_states:
         tokens=TOKENS,
         target=TARGET,
     output:
-        states=temporary(STATES),
+        temporary(STATES),
     log:
-        f"{LOGS}/extract_hidden_states/{{capture}}.{{source}}.{{shard}}.log",
+        text=f"{LOGS}/extract_hidden_states/{{capture}}.{{source}}.{{shard}}.log",
+        loading=f"{LOGS}/extract_hidden_states/{{capture}}.{{source}}.{{shard}}.loading.json",
     benchmark:
         f"{LOGS}/extract_hidden_states/{{capture}}.{{source}}.{{shard}}.tsv"
     container:
@@ -18,14 +39,12 @@ rule extract_hidden_states:
     threads: 1
     resources:
         mem_mb=4000,
+        backend="auto",
+        shards_per_job=1,
     params:
         settings=settings("extract_hidden_states"),
     shell:
-        f"{LAUNCH}/extract_hidden_states.py"
-        " --settings {params.settings:q}"
-        " --target {input.target} --tokens {input.tokens}"
-        " --output {output.states}"
-        " > {log} 2>&1"
+        EXTRACT
 
 
 rule gate_hidden_states:
@@ -35,9 +54,10 @@ rule gate_hidden_states:
         target=TARGET,
         head=HEAD,
     output:
-        gate=GATE,
+        GATE,
     log:
-        f"{LOGS}/gate_hidden_states/{{capture}}.{{source}}.{{shard}}.log",
+        text=f"{LOGS}/gate_hidden_states/{{capture}}.{{source}}.{{shard}}.log",
+        loading=f"{LOGS}/gate_hidden_states/{{capture}}.{{source}}.{{shard}}.loading.json",
     benchmark:
         f"{LOGS}/gate_hidden_states/{{capture}}.{{source}}.{{shard}}.tsv"
     container:
@@ -45,14 +65,70 @@ rule gate_hidden_states:
     threads: 1
     resources:
         mem_mb=4000,
+        backend="auto",
+        shards_per_job=1,
     params:
         settings=settings("gate_hidden_states"),
     shell:
-        f"{LAUNCH}/gate_hidden_states.py"
-        " --settings {params.settings:q}"
-        " --target {input.target} --head {input.head} --tokens {input.tokens}"
-        " --hidden-states {input.states} --output {output.gate}"
-        " > {log} 2>&1"
+        CHECK
+
+
+for number, members in enumerate(several("extract_hidden_states")):
+
+    rule:
+        name:
+            f"extract_hidden_states_{number}"
+        input:
+            tokens=over_members(TOKENS, members),
+            target=TARGET,
+        output:
+            [temporary(path) for path in over_members(STATES, members)],
+        log:
+            text=f"{LOGS}/extract_hidden_states/job_{number}.log",
+            loading=f"{LOGS}/extract_hidden_states/job_{number}.loading.json",
+        benchmark:
+            f"{LOGS}/extract_hidden_states/job_{number}.tsv"
+        container:
+            IMAGE_CUDA
+        threads: 1
+        resources:
+            mem_mb=4000,
+            backend="auto",
+            shards_per_job=1,
+        params:
+            settings=settings_of("extract_hidden_states", members),
+        shell:
+            EXTRACT
+
+
+for number, members in enumerate(several("gate_hidden_states")):
+
+    rule:
+        name:
+            f"gate_hidden_states_{number}"
+        input:
+            states=over_members(STATES, members),
+            tokens=over_members(TOKENS, members),
+            target=TARGET,
+            head=HEAD,
+        output:
+            over_members(GATE, members),
+        log:
+            text=f"{LOGS}/gate_hidden_states/job_{number}.log",
+            loading=f"{LOGS}/gate_hidden_states/job_{number}.loading.json",
+        benchmark:
+            f"{LOGS}/gate_hidden_states/job_{number}.tsv"
+        container:
+            IMAGE_CUDA
+        threads: 1
+        resources:
+            mem_mb=4000,
+            backend="auto",
+            shards_per_job=1,
+        params:
+            settings=settings_of("gate_hidden_states", members),
+        shell:
+            CHECK
 
 
 rule index_hidden_states:

@@ -1,93 +1,120 @@
-"""One shard of the target's hidden states: hooks, one forward pass, states in the declared dtype."""
+"""Shards of the target's hidden states: hooks, one forward pass, states in the declared dtype.
+
+A job loads the target once and may work through many shards; a shard's bytes do not depend on its company.
+"""
 
 import argparse
 import json
 import time
-from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from draftmill import shard_writer, tables, target_model
+from draftmill import loading_share, shard_writer, spill, tables, target_model
 from draftmill.capture import Capture
 from draftmill.dtype_policy import Ledger
 from draftmill.layers import check_layers
+from draftmill.length_buckets import batch_tensors, batches_of
 from draftmill.stage import Stage
+from draftmill.target_passes import BACKENDS, Resident, Streamed, open_target
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--settings", required=True, type=Stage.parse)
+    parser.add_argument("--settings", required=True, type=Stage.parse, nargs="+", help="per shard")
     parser.add_argument("--target", required=True, type=Path, help="the target's manifest.json")
-    parser.add_argument("--tokens", required=True, type=Path)
-    parser.add_argument("--output", required=True, type=Path)
+    parser.add_argument("--tokens", required=True, type=Path, nargs="+", help="per shard")
+    parser.add_argument("--output", required=True, type=Path, nargs="+", help="per shard")
+    parser.add_argument("--backend", default="auto", choices=BACKENDS)
+    parser.add_argument("--loading", type=Path, help="JSON file for the seconds spent loading")
     options = parser.parse_args()
-    extract(options.settings, options.target, options.tokens, options.output)
+    shards = zip(options.settings, options.tokens, options.output, strict=True)
+    extract(list(shards), options.target, options.backend, options.loading)
 
 
-def extract(stage: Stage, target: Path, tokens: Path, output: Path) -> None:
-    settings = stage.config
+def extract(
+    shards: list[tuple[Stage, Path, Path]],
+    target: Path,
+    backend: str = "auto",
+    loading: Path | None = None,
+) -> None:
+    """shards: settings, tokens and output of each."""
+    began = time.monotonic()
     manifest = target_model.read_manifest(target)
-    stage.expect("target", target, manifest["fingerprint"])
-    tokens_record = tables.record_of(tokens)
-    stage.expect("tokens", tokens, tokens_record["fingerprint"])
-    dtype, layers = manifest["dtype"], settings["layers"]["output_of"]
+    layers = shards[0][0].config["layers"]["output_of"]
+    for stage, tokens, _ in shards:
+        stage.expect("target", target, manifest["fingerprint"])
+        stage.expect("tokens", tokens, tables.record_of(tokens)["fingerprint"])
     check_layers(layers, manifest["layers"], "hidden_states.captures")
-    rows = tables.read(tokens)
-    model = target_model.load(manifest, dtype)
     ledger = Ledger()
-    ledger.expect_module("target weights", model, dtype)
-    capture = Capture(model, layers)
-    record = stage.record(
+    passes = open_target(manifest, backend, ledger)
+    aside = spill.Spill(folder_of(shards[0][2])) if passes.streams else None
+    capture = Capture(passes.model, layers, *([aside.put] if aside else []))
+    batches = [batches_of_shard(stage, tokens) for stage, tokens, _ in shards]
+    states = passes.run(
+        partial(states_of, capture, batch) for of_shard in batches for batch in of_shard
+    )
+    progress = Progress()
+    for (stage, tokens, output), of_shard in zip(shards, batches, strict=True):
+        record = record_of(stage, manifest, tokens, ledger)
+        with shard_writer.new_shard(
+            output, layers, manifest["hidden_size"], manifest["dtype"], record
+        ) as shard:
+            for batch in of_shard:
+                found = next(states)
+                found = [aside.get(state) for state in found] if aside else found
+                append(shard, batch, found, ledger, manifest["dtype"])
+                progress.add(batch)
+    loading_share.write(loading, passes.seconds_loading, time.monotonic() - began, backend)
+
+
+def folder_of(output: Path) -> Path:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    return output.parent
+
+
+def batches_of_shard(stage: Stage, tokens: Path) -> list[list[dict]]:
+    settings = stage.config
+    return list(batches_of(tables.read(tokens), settings["batch_tokens"], settings["padding"]))
+
+
+def states_of(capture: Capture, batch: list[dict], model: nn.Module) -> list:
+    return capture(*batch_tensors(batch, model.get_input_embeddings().weight.device))
+
+
+def record_of(stage: Stage, manifest: dict, tokens: Path, ledger: Ledger) -> dict:
+    rendering = json.loads(tables.record_of(tokens)["settings"])["config"]
+    return stage.record(
         dtypes=ledger,
         target=manifest["fingerprint"],
         tokenizer=manifest["tokenizer"],
         chat_template=manifest["chat_template"],
-        chat_template_kwargs=json.loads(tokens_record["settings"])["config"][
-            "chat_template_kwargs"
-        ],
+        chat_template_kwargs=rendering["chat_template_kwargs"],
     )
-    began, done = time.monotonic(), 0
-    with shard_writer.new_shard(output, layers, manifest["hidden_size"], dtype, record) as shard:
-        for batch in batches_of(rows, settings["batch_tokens"], settings["padding"]):
-            states = capture(*batch_tensors(batch, model.device))
-            for state in states:
-                ledger.expect("hidden states as captured", state.dtype, dtype)
-            for i, row in enumerate(batch):
-                size = len(row["input_ids"])
-                kept = [state[i, :size].cpu() for state in states]
-                about = {k: row[k] for k in ("row", "turn", "category", "start")}
-                shard.append(about, row["input_ids"], row["loss_mask"], kept)
-                done += size
-            print(f"{done} tokens, {done / (time.monotonic() - began):.0f} tokens/s", flush=True)
 
 
-def batches_of(rows: list[dict], batch_tokens: int, padding: str) -> Iterator[list[dict]]:
-    """Rows in batches of at most `batch_tokens`: of one length each where padding is "none", else
-    sorted by length, so that little is padded."""
-    groups: dict[int, list[dict]] = defaultdict(list)
-    for row in sorted(rows, key=lambda r: (len(r["input_ids"]), r["row"], r["turn"])):
-        groups[len(row["input_ids"]) if padding == "none" else 0].append(row)
-    for group in groups.values():
-        batch: list[dict] = []
-        for row in group:  # lengths ascend, so the new row sets the padded length
-            if batch and (len(batch) + 1) * len(row["input_ids"]) > batch_tokens:
-                yield batch
-                batch = []
-            batch.append(row)
-        yield batch
+def append(shard, batch: list[dict], states: list[torch.Tensor], ledger: Ledger, dtype: str) -> None:
+    for state in states:
+        ledger.expect("hidden states as captured", state.dtype, dtype)
+    states = [state.cpu() for state in states]
+    for i, row in enumerate(batch):
+        size = len(row["input_ids"])
+        about = {k: row[k] for k in ("row", "turn", "category", "start")}
+        kept = [state[i, :size] for state in states]
+        shard.append(about, row["input_ids"], row["loss_mask"], kept)
 
 
-def batch_tensors(batch: list[dict], device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """ids and mask [batch, tokens], padded on the right (safe for causal attention); no mask where
-    nothing is padded."""
-    longest = len(batch[-1]["input_ids"])
-    ids = [r["input_ids"] + [0] * (longest - len(r["input_ids"])) for r in batch]
-    mask = [[1] * len(r["input_ids"]) + [0] * (longest - len(r["input_ids"])) for r in batch]
-    padded = len(batch[0]["input_ids"]) < longest
-    ids, mask = (torch.tensor(x, device=device) for x in (ids, mask))
-    return ids, mask if padded else None
+class Progress:
+    def __init__(self):
+        self.began, self.tokens = time.monotonic(), 0
+
+    def add(self, batch: list[dict]) -> None:
+        self.tokens += sum(len(row["input_ids"]) for row in batch)
+        rate = self.tokens / (time.monotonic() - self.began)
+        print(f"{self.tokens} tokens, {rate:.0f} tokens/s", flush=True)
 
 
 if __name__ == "__main__":

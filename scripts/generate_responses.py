@@ -63,9 +63,8 @@ def generate(stage: Stage, target: Path, prompts: Path, output: Path) -> None:
             )
             continue
         rendered[row["row"]] = ids
-    model = target_model.load(manifest, manifest["dtype"])
     ledger = Ledger()
-    ledger.expect_module("target weights", model, manifest["dtype"])
+    model = target_model.load(manifest, manifest["dtype"], ledger)
     model.generation_config = own_generation_config(settings, manifest["stop_ids"], tokenizer)
     torch.manual_seed(shard_seed(settings))
     answers = dict(answer_all(model, rendered, settings))

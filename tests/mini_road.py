@@ -72,20 +72,18 @@ class MiniRoad:
     def extract_hidden_states(self, source: str, shard: str = "00000") -> None:
         stage = self.stage("extract_hidden_states", capture="low", source=source, shard=shard)
         output = self.states(source, f"{shard}.parquet")
-        extract_hidden_states.extract(
-            stage, self.target, self.table("tokens", source, shard), output
-        )
+        shard_files = (stage, self.table("tokens", source, shard), output)
+        extract_hidden_states.extract([shard_files], self.target)
 
     def gate_hidden_states(self, source: str, shard: str = "00000") -> Path:
         output = self.root / f"gates/low/{source}/{shard}.json"
-        gate_hidden_states.check(
+        shard_files = (
             self.stage("gate_hidden_states", capture="low", source=source, shard=shard),
-            self.target,
-            self.head,
             self.table("tokens", source, shard),
             self.states(source, f"{shard}.parquet"),
             output,
         )
+        gate_hidden_states.check([shard_files], self.target, self.head)
         return output
 
     def index_hidden_states(self, source: str) -> None:

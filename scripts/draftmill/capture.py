@@ -4,49 +4,88 @@ No logits are made, and the hooks keep only what is asked for. Layer i means the
 i, counted from 0 (the residual stream); "last" is what enters the final norm.
 """
 
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
 import torch
 from torch import nn
 
 from draftmill.errors import DraftmillError
-from draftmill.target_model import decoder_layers, final_norm, text_decoder
+from draftmill.target_structure import decoder_layers, final_norm, text_decoder
+
+# of the running pass: passes may run side by side (lockstep.py), each in a context of its own
+_found: ContextVar[dict] = ContextVar("captured states")
 
 
 class Capture:
-    """Collects the states of the wanted layers of a model."""
+    """Collects the states of the wanted layers of a model.
 
-    def __init__(self, model: nn.Module, layers: list[int]):
+    keep: what to do with a state at once, at its layer (to put it on disk, for example).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: list[int],
+        keep: Callable[[torch.Tensor], Any] = lambda state: state,
+    ):
         self.decoder = text_decoder(model)
         self.layers = layers
-        self._found: dict = {}
+        self.keep = keep
+        norm = final_norm(model)
         self._hooks = [
             decoder_layers(model)[layer].register_forward_hook(self._output_hook(layer))
             for layer in layers
         ]
-        self._hooks.append(final_norm(model).register_forward_pre_hook(self._last_hook))
+        self._hooks.append(norm.register_forward_pre_hook(self._last_hook))
+        self._hooks.append(norm.register_forward_hook(self._norm_hook))
 
     def _output_hook(self, layer: int):
         def hook(module, args, output) -> None:
-            self._found[layer] = output[0] if isinstance(output, tuple) else output
+            found = _found.get()
+            state = output[0] if isinstance(output, tuple) else output
+            found[layer] = self.keep(self._checked(state, f"layer {layer}"))
 
         return hook
 
     def _last_hook(self, module, args) -> None:
-        self._found["last"] = args[0]
+        _found.get()["last"] = self.keep(self._checked(args[0], "the last layer"))
 
-    @torch.inference_mode()
-    def __call__(self, ids: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
-        """ids, mask: int64 [batch, tokens], padded on the right. Returns the states of each layer and
-        of "last", each [batch, tokens, hidden]."""
-        self._found.clear()
-        self.decoder(input_ids=ids, attention_mask=mask, use_cache=False)
-        states = [self._found.pop(key) for key in (*self.layers, "last")]
-        for key, state in zip((*self.layers, "last"), states, strict=True):
-            if state.dim() != 3 or state.shape[:2] != ids.shape:
-                raise DraftmillError(
-                    f"capture: the state of layer {key} has shape {tuple(state.shape)}, expected "
-                    f"[{ids.shape[0]}, {ids.shape[1]}, hidden]; this target is not supported yet."
-                )
-        return states
+    def _norm_hook(self, module, args, output) -> None:
+        _found.get()["normed"] = output
+
+    def _checked(self, state: torch.Tensor, name: str) -> torch.Tensor:
+        expected = _found.get()["shape"]
+        if state.dim() != 3 or state.shape[:2] != expected:
+            raise DraftmillError(
+                f"capture: the state of {name} has shape {tuple(state.shape)}, expected "
+                f"[{expected[0]}, {expected[1]}, hidden]; a residual stream of another form is not "
+                "supported."
+            )
+        return state
+
+    def __call__(self, ids: torch.Tensor, mask: torch.Tensor | None) -> list[Any]:
+        """ids, mask: int64 [batch, tokens], padded on the right. Returns what `keep` made of the states of
+        each layer and of "last", each [batch, tokens, hidden].
+
+        Raises DraftmillError where the decoder does anything between its final norm and its output: logits
+        from stored states would not be the model's.
+        """
+        found = {"shape": ids.shape}
+        token = _found.set(found)
+        try:
+            output = self.decoder(input_ids=ids, attention_mask=mask, use_cache=False)
+        finally:
+            _found.reset(token)
+        missing = [key for key in (*self.layers, "last") if key not in found]
+        if missing or not torch.equal(output[0], found["normed"]):
+            raise DraftmillError(
+                f"capture: {type(self.decoder).__name__} does not return its final norm's output "
+                f"(never seen: {missing}), so logits from stored states would not be the model's; this "
+                "family is not supported."
+            )
+        return [found[key] for key in (*self.layers, "last")]
 
     def close(self) -> None:
         for hook in self._hooks:

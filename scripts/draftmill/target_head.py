@@ -14,16 +14,8 @@ from draftmill import tensor_files
 from draftmill.dtype_policy import name_of
 from draftmill.errors import DraftmillError
 from draftmill.stage import Stage
-from draftmill.target_model import config_of, final_norm, meta_model, text_decoder
-
-
-def save(model: nn.Module, path: Path, record: dict) -> None:
-    """Writes embedding, final norm and lm_head of a loaded target."""
-    tensors = {"embed_tokens.weight": model.get_input_embeddings().weight}
-    tensors |= {f"lm_head.{n}": p for n, p in model.get_output_embeddings().named_parameters()}
-    tensors |= {f"norm.{n}": p for n, p in final_norm(model).named_parameters()}
-    # tied weights are written twice: safetensors refuses shared memory
-    tensor_files.write(path, {k: v.detach().clone() for k, v in tensors.items()}, record)
+from draftmill.target_config import config_of
+from draftmill.target_structure import final_norm, meta_model, output_head, text_decoder
 
 
 def read(path: str | Path, stage: Stage) -> dict[str, torch.Tensor]:
@@ -31,6 +23,14 @@ def read(path: str | Path, stage: Stage) -> dict[str, torch.Tensor]:
     tensors, record = tensor_files.read(path)
     stage.expect("target", path, record["fingerprint"])
     return tensors
+
+
+class StubOutput(BaseModelOutputWithPast):
+    """What the stubbed decoder returns; families ask it for outputs of their own (router logits, image
+    states), of which it has none."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
 
 
 class TargetHead(nn.Module):
@@ -42,9 +42,9 @@ class TargetHead(nn.Module):
 
     def __init__(self, manifest: dict, tensors: dict[str, torch.Tensor], rows=None):
         super().__init__()
-        model = meta_model(config_of(manifest))
+        model = meta_model(config_of(manifest), manifest["trust_remote_code"])
         self.norm = with_weights(final_norm(model), tensors, "norm.")
-        head = with_weights(model.get_output_embeddings(), tensors, "lm_head.", rows)
+        head = with_weights(output_head(model), tensors, "lm_head.", rows)
         self.lm_head = head
         self._states: torch.Tensor | None = None
         owner = next(m for m in model.modules() if any(c is head for c in m.children()))
@@ -54,8 +54,8 @@ class TargetHead(nn.Module):
                 module.forward = self._stub
         object.__setattr__(self, "_owner", owner)  # not a submodule: its decoder stays on meta
 
-    def _stub(self, *args, **kwargs) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=self._states)
+    def _stub(self, *args, **kwargs) -> StubOutput:
+        return StubOutput(last_hidden_state=self._states)
 
     @property
     def dtype(self) -> str:
@@ -66,9 +66,15 @@ class TargetHead(nn.Module):
         self._states = self.norm(states)
         ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
         try:
-            return self._owner(input_ids=ids, use_cache=False).logits
+            logits = self._owner(input_ids=ids, use_cache=False).logits
         finally:
             self._states = None
+        if logits.is_meta:
+            raise DraftmillError(
+                f"target head: {type(self._owner).__name__} has weights between its final norm and its "
+                "logits beside lm_head, which is not supported."
+            )
+        return logits
 
 
 def with_weights(module: nn.Module, tensors: dict, prefix: str, rows=None) -> nn.Module:

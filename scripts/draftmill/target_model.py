@@ -1,6 +1,5 @@
-"""The target as transformers knows it: its text configuration, its decoder, its tokenizer."""
+"""The target as a whole: its manifest, its weights in memory, where its answers end."""
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -10,21 +9,12 @@ from torch import nn
 
 from draftmill.atomic import read_json, sha256_of
 from draftmill.devices import best_device
-from draftmill.dtype_policy import DTYPES
+from draftmill.dtype_policy import DTYPES, Ledger
 from draftmill.errors import DraftmillError, damaged
+from draftmill.target_config import config_of, text_config
+from draftmill.target_skeleton import Skeleton, blueprint, widen
 
 transformers.utils.logging.disable_progress_bar()  # a bar in a log file is noise
-AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText")
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "tiktoken.model",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-)
-NORM_NAMES = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f")
 
 
 def read_manifest(path: str | Path) -> dict:
@@ -35,115 +25,55 @@ def read_manifest(path: str | Path) -> dict:
     return manifest
 
 
-def config_of(manifest: dict) -> transformers.PretrainedConfig:
-    return transformers.AutoConfig.from_pretrained(
-        manifest["checkpoint"], trust_remote_code=manifest["trust_remote_code"]
-    )
+def load(manifest: dict, dtype: str, ledger: Ledger) -> nn.Module:
+    """The whole target in evaluation mode, every weight from the checkpoint, over all GPUs that there are.
 
-
-def text_config(config: transformers.PretrainedConfig) -> transformers.PretrainedConfig:
-    """The configuration of the text decoder, nested or not."""
-    return config.get_text_config(decoder=True)
-
-
-def auto_class(config: transformers.PretrainedConfig) -> type:
-    """The auto class that maps this configuration to a model with a language-model head."""
-    for name in AUTO_CLASSES:
-        auto = getattr(transformers, name)
-        if type(config) in auto._model_mapping:
-            return auto
-    raise DraftmillError(
-        f"target: transformers has no language model for model_type '{config.model_type}'; an "
-        "encoder-only or unknown model cannot be a target."
-    )
-
-
-def load(manifest: dict, dtype: str) -> nn.Module:
-    """The whole target in evaluation mode, every weight from the checkpoint.
-
-    Raises DraftmillError where the checkpoint lacks a key: it would be random otherwise.
+    Raises DraftmillError where the checkpoint lacks a weight (it would be random otherwise), and where one has
+    another dtype than declared.
     """
+    folder = manifest["checkpoint"]
     for name, digest in manifest.get("files", {}).items():  # of a checkpoint that was built here
-        if sha256_of(Path(manifest["checkpoint"]) / name) != digest:
-            raise damaged(Path(manifest["checkpoint"]) / name, "not the bytes that were built")
-    config = config_of(manifest)
-    model, info = auto_class(config).from_pretrained(
-        manifest["checkpoint"],
+        if sha256_of(Path(folder) / name) != digest:
+            raise damaged(Path(folder) / name, "not the bytes that were built")
+    kind, config = blueprint(manifest, DTYPES[dtype])
+    spread = "auto" if torch.cuda.device_count() > 1 else {"": best_device()}
+    model, info = kind.from_pretrained(
+        folder,
+        config=config,
         dtype=DTYPES[dtype],
-        trust_remote_code=manifest["trust_remote_code"],
+        device_map=spread,
         output_loading_info=True,
     )
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise DraftmillError(
-            f"{manifest['checkpoint']}: lacks {len(missing)} weights that the model needs, "
-            f"{missing[0]} first; they would be random; complete the checkpoint."
-        )
-    return model.eval().to(best_device())
+    for problem in ("missing_keys", "mismatched_keys"):
+        if info[problem]:
+            first = sorted(map(str, info[problem]))[0]
+            raise DraftmillError(
+                f"{folder}: {len(info[problem])} weights that the model needs are missing or do not fit "
+                f"({problem}: {first} first); they would be random; complete the checkpoint."
+            )
+    skeleton = Skeleton(manifest, DTYPES[dtype], "cpu")
+    if skeleton.quantizer:
+        widen(model, skeleton.dtypes)
+    check_dtypes(ledger, model, dtype, skeleton.dtypes)
+    return model.eval().requires_grad_(False)
 
 
-def meta_model(config: transformers.PretrainedConfig) -> nn.Module:
-    """The model's modules without memory or weights."""
-    with torch.device("meta"):
-        return auto_class(config).from_config(config).eval()
+def check_dtypes(ledger: Ledger, module: nn.Module, dtype: str, family: dict, path: str = "") -> None:
+    """Every weight has the declared dtype, or float32 where the family itself keeps it so (router biases,
+    for example).
 
-
-def text_decoder(model: nn.Module) -> nn.Module:
-    """The module that owns the list of decoder layers of the text model."""
-    layers = text_config(model.config).num_hidden_layers
-    owners = [
-        module
-        for module in model.get_decoder().modules()
-        if any(isinstance(c, nn.ModuleList) and len(c) == layers for c in module.children())
-    ]
-    if not owners:
-        raise DraftmillError(
-            f"target: no list of {layers} decoder layers found in {type(model).__name__}."
-        )
-    return owners[0]
-
-
-def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The decoder layers, in order."""
-    layers = text_config(model.config).num_hidden_layers
-    lists = (c for c in text_decoder(model).children() if isinstance(c, nn.ModuleList))
-    return max(
-        (c for c in lists if len(c) == layers), key=lambda c: sum(p.numel() for p in c.parameters())
-    )
-
-
-def final_norm(model: nn.Module) -> nn.Module:
-    """The norm between the last decoder layer and the head."""
-    decoder = text_decoder(model)
-    for name in NORM_NAMES:
-        if isinstance(getattr(decoder, name, None), nn.Module):
-            return getattr(decoder, name)
-    raise DraftmillError(
-        f"target: {type(decoder).__name__} has no final norm under a known name "
-        f"({', '.join(NORM_NAMES)})."
-    )
-
-
-def tokenizer_of(manifest: dict) -> transformers.PreTrainedTokenizerBase:
-    return transformers.AutoTokenizer.from_pretrained(
-        manifest["checkpoint"], trust_remote_code=manifest["trust_remote_code"]
-    )
-
-
-def tokenizer_digest(manifest: dict) -> str:
-    """One digest over the tokenizer's files, those that there are."""
-    found = hashlib.sha256()
-    for name in TOKENIZER_FILES:
-        path = Path(manifest["checkpoint"]) / name
-        if path.is_file():
-            found.update(name.encode() + path.read_bytes())
-    return found.hexdigest()[:16]
-
-
-def template_digest(manifest: dict) -> str | None:
-    """A digest of the chat template's text; None where the tokenizer has none."""
-    template = tokenizer_of(manifest).chat_template
-    return None if template is None else hashlib.sha256(str(template).encode()).hexdigest()[:16]
+    family: parameter -> dtype as transformers makes it. path: of the module in the model.
+    """
+    for name, weight in module.named_parameters():
+        if weight.is_floating_point() and not weight.is_meta:
+            wanted = family.get(path + name, DTYPES[dtype])
+            kept = wanted == torch.float32 and dtype != "float32"
+            about = f"target weights ({path + name})"
+            ledger.expect(about, weight.dtype, "float32" if kept else dtype)
+            del ledger[about]
+            if kept:
+                ledger["target weights that the family keeps in float32"] = "float32"
+    ledger["target weights"] = dtype
 
 
 def stop_ids(manifest: dict) -> list[int]:
@@ -153,7 +83,9 @@ def stop_ids(manifest: dict) -> list[int]:
     if (folder / "generation_config.json").is_file():
         found = json.loads((folder / "generation_config.json").read_text()).get("eos_token_id")
     if found is None:
-        found = text_config(config_of(manifest)).eos_token_id
+        config = config_of(manifest)
+        found = text_config(config).eos_token_id
+        found = getattr(config, "eos_token_id", None) if found is None else found
     if found is None:
         raise DraftmillError(f"{folder}: names no eos_token_id, so no answer could ever end.")
     return [found] if isinstance(found, int) else list(found)

@@ -29,13 +29,18 @@ UNREADABLE = (pa.ArrowException, SafetensorError, OSError, ValueError, KeyError,
 PART = 254  # Snakemake splits longer record names into folders
 
 
-def snakemake_rebuilds(path: str, fingerprint: str) -> bool:
-    """Whether this clone's Snakemake has a record of the file, with other settings than the planned ones:
-    then it sees by itself that the file is stale. (The place of records: snakemake/persistence/file.py)
-    """
+def record_of(path: str) -> Path:
+    """Where Snakemake keeps its record of an output (snakemake/persistence/file.py)."""
     name = urlsafe_b64encode(path.encode()).decode()
     parts = [name[i : i + PART] for i in range(0, len(name), PART)]
-    record = METADATA.joinpath(*(f"@{part}" for part in parts[:-1]), parts[-1])
+    return METADATA.joinpath(*(f"@{part}" for part in parts[:-1]), parts[-1])
+
+
+def snakemake_rebuilds(path: str, fingerprint: str) -> bool:
+    """Whether this clone's Snakemake has a record of the file, with other settings than the planned ones:
+    then it sees by itself that the file is stale.
+    """
+    record = record_of(path)
     if not record.is_file():
         return False
     params = json.loads(record.read_bytes()).get("params") or []

@@ -12,13 +12,15 @@ from pathlib import Path
 import psutil
 
 from draftmill.atomic import write_json
-from draftmill.driver.artefacts import Artefact
+from draftmill.driver import shard_jobs
+from draftmill.driver.artefacts import Artefact, artefacts
 from draftmill.driver.code import raw_digests
 from draftmill.driver.plan import Plan
 from draftmill.driver.provenance import compare
 from draftmill.errors import DraftmillError
 from draftmill.stage import canonical
 
+SEVERAL = ("extract_hidden_states", "gate_hidden_states")  # rules whose jobs may take several shards
 LISTED = 5  # stale files named in a message
 
 
@@ -27,6 +29,7 @@ class Session:
     root: str
     frozen: dict
     fresh: set[str]  # paths of the artefacts that are as planned
+    jobs: dict  # rule -> its jobs of several shards
     lock: int | None = None
 
 
@@ -49,9 +52,35 @@ def open_session(workflow, plan: Plan) -> Session:
     fresh, foreign = compare(plan)
     if workflow.is_main_process:
         refuse_foreign(plan, foreign)
+        jobs = frozen["jobs"] = jobs_of_several(workflow, plan, fresh)
     else:
         check_driver(plan.root, frozen)
-    return Session(plan.root, frozen, fresh)
+        jobs = shard_jobs.planned(Path(plan_file(plan.root)))
+    return Session(plan.root, frozen, fresh, jobs)
+
+
+def jobs_of_several(workflow, plan: Plan, fresh: set[str]) -> dict[str, list]:
+    """rule -> jobs of several shards, of those that are not as planned."""
+    waiting: dict[str, shard_jobs.Shards] = {rule: [] for rule in SEVERAL}
+    target = [f"{plan.root}/target/manifest.json", f"{plan.root}/target/head.safetensors"]
+    for artefact in artefacts(plan):
+        if artefact.rule not in SEVERAL:
+            continue
+        capture, source, file = Path(artefact.path).parts[-3:]
+        at = {"capture": capture, "source": source, "shard": Path(file).stem}
+        if artefact.path not in fresh:
+            waiting[artefact.rule].append(tuple(at.values()))
+            continue
+        inputs = [f"{plan.root}/tokens/{source}/{at['shard']}.parquet", target[0]]
+        if artefact.rule == "gate_hidden_states":
+            states = f"{plan.root}/hidden_states/{capture}/{source}/{at['shard']}.parquet"
+            inputs += [states, target[1]]
+        settings = plan.settings(artefact.rule, **at)
+        shard_jobs.settle(artefact.path, artefact.rule, settings, inputs)
+    return {
+        rule: shard_jobs.grouped(shards, shard_jobs.shards_per_job(workflow, rule))
+        for rule, shards in waiting.items()
+    }
 
 
 def refuse_foreign(plan: Plan, stale: list[Artefact]) -> None:

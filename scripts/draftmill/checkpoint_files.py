@@ -1,0 +1,111 @@
+"""A checkpoint's safetensors files, read by index and headers only."""
+
+import json
+import os
+from collections import defaultdict
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from draftmill.errors import DraftmillError
+
+INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+HEADER_LENGTH_BYTES = 8  # little-endian length of the JSON header (safetensors format)
+HEADER_LIMIT = 100_000_000  # safetensors' own limit, in bytes
+
+
+@lru_cache
+def weight_map(folder: Path) -> dict[str, str]:
+    """tensor name -> file name, as the index says, or of the one file where there is no index.
+
+    Raises DraftmillError where the folder holds no safetensors checkpoint.
+    """
+    if (folder / INDEX).is_file():
+        try:
+            found = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        except (ValueError, KeyError) as error:
+            raise broken(folder / INDEX, error) from None
+        return dict(found)
+    if (folder / WHOLE).is_file():
+        return dict.fromkeys(header(folder / WHOLE), WHOLE)
+    raise DraftmillError(
+        f"{folder}: holds neither {INDEX} nor {WHOLE}; a target is read from safetensors files, so "
+        "convert other formats first."
+    )
+
+
+@lru_cache(maxsize=256)
+def header(path: Path) -> dict[str, dict]:
+    """tensor name -> {"dtype", "shape", "data_offsets"}, without touching the tensors.
+
+    Raises DraftmillError where the file is missing, damaged or shorter than its header says.
+    """
+    if not path.is_file():
+        raise DraftmillError(
+            f"{path}: is missing, but the checkpoint's index names it; complete the download."
+        )
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
+        if not 2 <= length <= min(HEADER_LIMIT, size - HEADER_LENGTH_BYTES):
+            raise broken(path, "no safetensors header")
+        try:
+            found = json.loads(file.read(length))
+        except ValueError as error:
+            raise broken(path, error) from None
+    found.pop("__metadata__", None)
+    end = max((tensor["data_offsets"][1] for tensor in found.values()), default=0)
+    if size != HEADER_LENGTH_BYTES + length + end:
+        raise broken(path, f"{size} bytes, but its header says {length + end + 8}; cut short?")
+    return found
+
+
+def entry(folder: Path, name: str) -> dict:
+    """What the header of its file says of a tensor."""
+    file = weight_map(folder)[name]
+    found = header(folder / file)
+    if name not in found:
+        raise DraftmillError(
+            f"{folder / file}: does not hold the tensor {name}, which {INDEX} places there; the index "
+            "belongs to other files."
+        )
+    return found[name]
+
+
+def check_files(folder: Path) -> None:
+    """Every file of the index is there and whole, every tensor of the index in its file."""
+    for name in weight_map(folder):
+        entry(folder, name)
+
+
+def read(folder: Path, name: str) -> torch.Tensor:
+    """One tensor, in memory of its own; no other tensor of its file is touched."""
+    entry(folder, name)
+    path = folder / weight_map(folder)[name]
+    try:
+        with safe_open(path, "pt") as file:
+            return file.get_tensor(name).clone()  # not a view of the mapped file
+    except SafetensorError as error:
+        raise broken(path, error) from None
+
+
+def read_ahead(folder: Path, names: list[str]) -> None:
+    """Asks the operating system to read tensors into its page cache, and returns at once."""
+    wanted: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for name in names:
+        wanted[weight_map(folder)[name]].append(tuple(entry(folder, name)["data_offsets"]))
+    for file_name, ranges in wanted.items():
+        with open(folder / file_name, "rb") as file:
+            first = HEADER_LENGTH_BYTES + int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
+            for start, end in ranges:
+                os.posix_fadvise(
+                    file.fileno(), first + start, end - start, os.POSIX_FADV_WILLNEED
+                )
+
+
+def broken(path: Path, reason: object) -> DraftmillError:
+    """The error for a file of a checkpoint that is not what it should be."""
+    return DraftmillError(f"{path}: damaged or incomplete ({reason}); download the checkpoint again.")

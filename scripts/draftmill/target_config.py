@@ -1,0 +1,112 @@
+"""The target's configuration as transformers reads it, and what of it is refused."""
+
+import copy
+
+import torch
+import transformers
+from transformers import PretrainedConfig
+from transformers.models.auto import modeling_auto
+
+from draftmill.errors import DraftmillError
+
+AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText")
+QUANTISATIONS = ("compressed-tensors", "fp8")  # those that are tested to give the same states twice
+
+
+def config_of(manifest: dict) -> PretrainedConfig:
+    """The target's configuration, with its quantisation told to dequantise.
+
+    Raises DraftmillError where the model or its quantisation is not supported.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            manifest["checkpoint"], trust_remote_code=manifest["trust_remote_code"]
+        )
+    except (ValueError, OSError, KeyError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise DraftmillError(
+            f"{manifest['checkpoint']}/config.json: transformers cannot read it ({reason}); a model "
+            "whose code comes with it needs target.trust_remote_code: true."
+        ) from None
+    check_supported(config)
+    return config
+
+
+def text_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration of the text decoder, nested or not."""
+    return config.get_text_config(decoder=True)
+
+
+def auto_class(config: PretrainedConfig) -> type:
+    """The auto class that maps this configuration to a model with a language-model head.
+
+    transformers' own classes come first; code of the checkpoint's own only where there is none.
+    """
+    autos = [getattr(transformers, name) for name in AUTO_CLASSES]
+    remote = getattr(config, "auto_map", None) or {}
+    for auto in autos:
+        if type(config) in auto._model_mapping:
+            return auto
+    for auto in autos:
+        if auto.__name__ in remote:
+            return auto
+    raise DraftmillError(
+        f"target: transformers has no language model for model_type '{config.model_type}'; an "
+        "encoder-only or unknown model cannot be a target."
+    )
+
+
+def check_supported(config: PretrainedConfig) -> None:
+    """Refuses what is no causal decoder, and quantisations that are not known to work."""
+    auto_class(config)
+    kind = f"target: model_type '{config.model_type}'"
+    if config.is_encoder_decoder:
+        raise DraftmillError(
+            f"{kind} is an encoder-decoder; speculative decoding here needs a decoder-only model."
+        )
+    encoders = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if config.model_type in encoders and not getattr(config, "is_decoder", False):
+        raise DraftmillError(
+            f"{kind} is an encoder-only model (its attention sees the future); a target must be a "
+            "causal language model."
+        )
+    method = (quantisation(config) or {}).get("quant_method")
+    if quantisation(config) is not None and method not in QUANTISATIONS:
+        raise DraftmillError(
+            f"{kind}: its weights are quantised by '{method}', which is not supported; supported are "
+            f"{', '.join(QUANTISATIONS)} and unquantised weights."
+        )
+
+
+def quantisation(config: PretrainedConfig) -> dict | None:
+    """The quantization_config, which some wrappers keep in their text configuration."""
+    for holder in (config, text_config(config)):
+        found = getattr(holder, "quantization_config", None)
+        if found is not None:
+            return found if isinstance(found, dict) else found.to_dict()
+    return None
+
+
+def dequantising(config: PretrainedConfig, decoder: str) -> PretrainedConfig:
+    """A copy whose weights are dequantised when they are loaded, on every device alike.
+
+    decoder: path of the text decoder in the model. What stands outside of it (a vision tower) is left as
+    it is stored; Kimi-K2.5's own list forgets it.
+    """
+    found = quantisation(config)
+    if found is None:
+        return config
+    config = copy.deepcopy(config)
+    holder = text_config(config)
+    if holder is not config and hasattr(holder, "quantization_config"):
+        del holder.quantization_config
+    if found["quant_method"] == "compressed-tensors":
+        outside = rf"re:(?!{decoder}\.).*"
+        found = found | {"ignore": [*(found.get("ignore") or []), outside]}
+    config.quantization_config = found | {"dequantize": True}
+    return config
+
+
+def default_dtype(dtype: torch.dtype):
+    """A context in which new floating-point tensors have this dtype."""
+    return transformers.modeling_utils.local_torch_dtype(dtype)

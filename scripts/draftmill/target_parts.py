@@ -1,0 +1,100 @@
+"""Embedding, final norm and lm_head of a checkpoint: found by index and headers, read alone.
+
+Two tensors of a 1T-parameter checkpoint are read without touching the rest.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from draftmill import checkpoint_files
+from draftmill.checkpoint_names import Conversion
+from draftmill.errors import DraftmillError
+from draftmill.target_structure import final_norm, output_head, path_of
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Names on disk. head: parameter ("lm_head.weight", "norm.bias", ...) -> tensor name."""
+
+    head: dict[str, str]
+    embedding: str
+    tied: bool  # lm_head is the embedding
+
+
+def find(folder: Path, model: nn.Module, conversion: Conversion) -> Parts:
+    """The names on disk of what the head needs, each cross-checked by shape.
+
+    model: on the meta device. Raises DraftmillError where a tensor is missing or has another shape, and where
+    the tied flag contradicts the disk.
+    """
+    embedding = f"{path_of(model, model.get_input_embeddings())}.weight"
+    modules = {"lm_head": output_head(model), "norm": final_norm(model)}
+    wanted = {
+        f"{role}.{name}": f"{path_of(model, module)}.{name}"
+        for role, module in modules.items()
+        for name, _ in module.named_parameters()
+    }
+    on_disk = sources_of({embedding, *wanted.values()}, folder, conversion)
+    tied = wanted["lm_head.weight"] in getattr(model, "all_tied_weights_keys", {})
+    if embedding not in on_disk:
+        raise DraftmillError(f"{folder}: holds no input embedding ({embedding}); complete it.")
+    own_head = on_disk.get(wanted["lm_head.weight"])
+    if own_head is None:
+        if not tied:
+            raise DraftmillError(
+                f"{folder}: holds no {wanted['lm_head.weight']}, and config.json says that it is not tied "
+                "to the embedding (tie_word_embeddings: false); it would be random; complete the "
+                "checkpoint or mend the flag."
+            )
+        on_disk[wanted["lm_head.weight"]] = on_disk[embedding]
+    elif tied and own_head != on_disk[embedding]:
+        check_equal(folder, own_head, on_disk[embedding])
+    parts = Parts({role: on_disk.get(name) for role, name in wanted.items()}, on_disk[embedding], tied)
+    shapes = {name: p.shape for name, p in model.named_parameters(remove_duplicate=False)}
+    for role, name in {**wanted, "embed_tokens.weight": embedding}.items():
+        source = parts.head.get(role, parts.embedding)
+        if source is None:
+            raise DraftmillError(f"{folder}: holds no {name}; it would be random; complete it.")
+        found = tuple(checkpoint_files.entry(folder, source)["shape"])
+        if found != tuple(shapes[name]):
+            raise DraftmillError(
+                f"{folder}: {source} has shape {found}, but config.json makes {name} "
+                f"{tuple(shapes[name])}; the weights belong to another configuration."
+            )
+    return parts
+
+
+def sources_of(wanted: set[str], folder: Path, conversion: Conversion) -> dict[str, str]:
+    """parameter -> tensor name, for the wanted ones that are on disk under one name each."""
+    found: dict[str, str] = {}
+    for name in conversion.unnumbered(checkpoint_files.weight_map(folder)):
+        target, pattern = conversion.target_of(name)
+        if target not in wanted:
+            continue
+        if pattern is not None or target in found:
+            raise DraftmillError(
+                f"{folder}: {target} is made of several tensors or by a conversion ({name}), which is not "
+                "supported for embedding, norm and head."
+            )
+        found[target] = name
+    return found
+
+
+def check_equal(folder: Path, head: str, embedding: str) -> None:
+    """Refuses a tied flag beside a head of its own on disk: engines disagree on which one counts."""
+    first, second = (checkpoint_files.read(folder, name) for name in (head, embedding))
+    if first.shape != second.shape or not torch.equal(first, second):
+        raise DraftmillError(
+            f"{folder}: config.json says that lm_head is tied to the embedding (tie_word_embeddings), but "
+            f"{head} differs from {embedding} on disk; some engines would use one, some the other; mend "
+            "the flag or the file."
+        )
+
+
+def read(folder: Path, parts: Parts, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """embed_tokens.weight, norm.* and lm_head.* in the given dtype."""
+    names = {"embed_tokens.weight": parts.embedding} | parts.head
+    return {role: checkpoint_files.read(folder, name).to(dtype) for role, name in names.items()}

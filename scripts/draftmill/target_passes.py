@@ -1,0 +1,147 @@
+"""Forward passes of the target, by one of two backends that give the same bits.
+
+resident: the whole model is in memory (on several GPUs where there are some). streamed: one decoder layer at a
+time, so that a model far larger than the machine runs; the checkpoint is read once per call of `run`.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from draftmill import checkpoint_files, target_model
+from draftmill.checkpoint_names import check_complete
+from draftmill.devices import best_device
+from draftmill.dtype_policy import DTYPES, Ledger
+from draftmill.errors import DraftmillError
+from draftmill.lockstep import Lockstep
+from draftmill.target_skeleton import Skeleton
+from draftmill.target_structure import decoder_layers, path_of, text_decoder
+
+BACKENDS = ("auto", "resident", "streamed")
+ROOM = 0.7  # share of the free memory that a resident model may take
+Pass = Callable[[nn.Module], Any]
+
+
+class Resident:
+    """The whole target in memory."""
+
+    streams = False
+
+    def __init__(self, manifest: dict, ledger: Ledger):
+        began = time.monotonic()
+        self.model = target_model.load(manifest, manifest["dtype"], ledger)
+        self.seconds_loading = time.monotonic() - began
+
+    def run(self, passes: Iterable[Pass]) -> Iterator[Any]:
+        """The results of the passes, each made when it is asked for."""
+        for one in passes:
+            with torch.inference_mode():
+                result = one(self.model)
+            yield result
+
+
+class Streamed:
+    """The target with one decoder layer in memory at a time."""
+
+    streams = True
+
+    def __init__(self, manifest: dict, ledger: Ledger):
+        began = time.monotonic()
+        self.ledger, self.dtype = ledger, manifest["dtype"]
+        self.skeleton = Skeleton(manifest, DTYPES[manifest["dtype"]], best_device())
+        self.model = self.skeleton.model
+        self.layers = decoder_layers(self.model)
+        self._load_the_rest()
+        target_model.check_dtypes(ledger, self.model, self.dtype, self.skeleton.dtypes)
+        self.empty = [held(layer) for layer in self.layers]
+        self.seconds_loading = time.monotonic() - began
+
+    def _load_the_rest(self) -> None:
+        skeleton, model = self.skeleton, self.model
+        tied = set(getattr(model, "all_tied_weights_keys", {}))
+        check_complete(model, skeleton.conversion, skeleton.gathered, skeleton.folder, tied)
+        skeleton.load(skeleton.of_the_rest())
+        # as from_pretrained ends: buffers that are not stored, then shared weights
+        model._move_missing_keys_from_meta_to_device(
+            set(), skeleton.device_map, None, skeleton.quantizer
+        )
+        model._initialize_missing_keys(skeleton.quantizer is not None)
+        model.tie_weights(
+            missing_keys={n for n in tied if n not in skeleton.gathered}, recompute_mapping=False
+        )
+        inside = path_of(model, text_decoder(model))
+        for name, tensor in text_decoder(model).state_dict(prefix=f"{inside}.").items():
+            if tensor.is_meta and not name.startswith(skeleton.layers_path):
+                raise DraftmillError(
+                    f"{skeleton.folder}: {name} could not be loaded by itself, so this family needs the "
+                    "resident backend."
+                )
+
+    def load(self, index: int) -> None:
+        began = time.monotonic()
+        self.skeleton.load(self.skeleton.of_layer(index))
+        for name, tensor in self.layers[index].state_dict().items():
+            if tensor.is_meta:
+                raise DraftmillError(
+                    f"{self.skeleton.folder}: {name} of decoder layer {index} could not be loaded by "
+                    "itself, so this family needs the resident backend."
+                )
+        path, layer = f"{self.skeleton.layers_path}{index}.", self.layers[index]
+        target_model.check_dtypes(self.ledger, layer, self.dtype, self.skeleton.dtypes, path)
+        self.seconds_loading += time.monotonic() - began
+
+    def free(self, index: int) -> None:
+        put_back(self.layers[index], self.empty[index])
+
+    def ahead(self, index: int) -> None:
+        sources = self.skeleton.of_layer(index).values()
+        names = [name for entry in sources for name, _ in entry]
+        checkpoint_files.read_ahead(self.skeleton.folder, names)
+
+    def run(self, passes: Iterable[Pass]) -> Iterator[Any]:
+        """The results of the passes, after all of them have gone through every layer."""
+
+        def bound(one: Pass) -> Callable[[], Any]:
+            return lambda: one(self.model)
+
+        lockstep = Lockstep(self.layers, self.load, self.free, self.ahead)
+        try:
+            with torch.inference_mode():
+                results = lockstep.run(bound(one) for one in passes)
+        finally:
+            lockstep.close()
+        yield from results
+
+
+def held(layer: nn.Module) -> dict[str, tuple[dict, dict]]:
+    """What a layer's modules hold now: their parameters and buffers."""
+    return {n: (dict(m._parameters), dict(m._buffers)) for n, m in layer.named_modules()}
+
+
+def put_back(layer: nn.Module, content: dict[str, tuple[dict, dict]]) -> None:
+    for name, (parameters, buffers) in content.items():
+        module = layer.get_submodule(name)
+        module._parameters.update(parameters)
+        module._buffers.update(buffers)
+
+
+def open_target(manifest: dict, backend: str, ledger: Ledger) -> Resident | Streamed:
+    """The backend by name; "auto" takes the resident one where the model fits.
+
+    Both refuse a checkpoint that lacks a weight, and weights in another dtype than declared.
+    """
+    chosen = choose(manifest) if backend == "auto" else backend
+    print(f"backend: {chosen}", flush=True)
+    return {"resident": Resident, "streamed": Streamed}[chosen](manifest, ledger)
+
+
+def choose(manifest: dict) -> str:
+    """resident where the weights fit into ROOM of the free memory of the GPUs, or of the machine."""
+    free = psutil.virtual_memory().available
+    if torch.cuda.is_available():
+        free = sum(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count()))
+    return "resident" if manifest["weight_bytes"] <= ROOM * free else "streamed"

@@ -1,0 +1,96 @@
+"""Where the parts of a target are in its modules: decoder, layers, final norm, embedding, head.
+
+Found by structure, with no table of families. What is found is checked against the running model when
+states are extracted (capture.py): the final norm's output must be what the decoder returns.
+"""
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+from draftmill.errors import DraftmillError
+from draftmill.target_config import auto_class, text_config
+
+PREFERRED_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f", "final_norm")
+
+
+def meta_model(config: PretrainedConfig, trust_remote_code: bool = False) -> nn.Module:
+    """The model's modules without memory or weights."""
+    with torch.device("meta"):
+        found = auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
+    return found.eval()
+
+
+def layer_count(config: PretrainedConfig) -> int:
+    """Number of decoder layers of the text model."""
+    found = getattr(text_config(config), "num_hidden_layers", None)
+    if not isinstance(found, int) or found < 1:
+        raise DraftmillError(
+            f"target: the configuration of model_type '{config.model_type}' says nothing of its "
+            f"decoder layers (num_hidden_layers is {found!r})."
+        )
+    return found
+
+
+def text_decoder(model: nn.Module) -> nn.Module:
+    """The module that owns the list of decoder layers of the text model."""
+    return _decoder_and_layers(model)[0]
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The decoder layers, in order."""
+    return _decoder_and_layers(model)[1]
+
+
+def _decoder_and_layers(model: nn.Module) -> tuple[nn.Module, nn.ModuleList]:
+    count = layer_count(model.config)
+    for module in model.get_decoder().modules():
+        lists = [c for c in module.children() if isinstance(c, nn.ModuleList) and len(c) == count]
+        if lists:
+            return module, max(lists, key=lambda c: sum(p.numel() for p in c.parameters()))
+    raise DraftmillError(
+        f"target: {type(model).__name__} has no list of {count} decoder layers, so this family is not "
+        "supported."
+    )
+
+
+def final_norm(model: nn.Module) -> nn.Module:
+    """The norm between the last decoder layer and the head.
+
+    It is a child of the decoder whose class is a norm, and stands after the layers there.
+    """
+    decoder, layers = _decoder_and_layers(model)
+    children = list(decoder.named_children())
+    after = [child is layers for _, child in children].index(True) + 1
+    norms = {n: m for n, m in children[after:] if is_norm(m, text_config(model.config).hidden_size)}
+    norms = norms or {n: m for n, m in children if n in PREFERRED_NORMS}
+    for name in PREFERRED_NORMS:
+        if name in norms:
+            return norms[name]
+    if len(norms) == 1:
+        return next(iter(norms.values()))
+    raise DraftmillError(
+        f"target: {type(decoder).__name__} has {len(norms)} norms after its layers "
+        f"({', '.join(norms) or 'none'}), expected one final norm; this family is not supported."
+    )
+
+
+def is_norm(module: nn.Module, hidden: int) -> bool:
+    named = "norm" in type(module).__name__.lower()
+    return named and all(p.shape == (hidden,) for p in module.parameters())
+
+
+def output_head(model: nn.Module) -> nn.Module:
+    """lm_head. Raises DraftmillError where the model has none."""
+    head = model.get_output_embeddings()
+    if not isinstance(getattr(head, "weight", None), torch.Tensor):
+        raise DraftmillError(
+            f"target: {type(model).__name__} has no output embedding (lm_head), so it is no language "
+            "model that can be a target."
+        )
+    return head
+
+
+def path_of(model: nn.Module, module: nn.Module) -> str:
+    """A module's dotted name in the model."""
+    return next(name for name, found in model.named_modules() if found is module)
