@@ -9,7 +9,7 @@ import torch
 import transformers
 from huggingface_hub import snapshot_download
 
-from draftmill import target_head, target_model
+from draftmill import target_head, target_model, target_tokenizer, tokenizer_checks
 from draftmill.atomic import fsync, sha256_of, write_json
 from draftmill.dtype_policy import DTYPES, Ledger
 from draftmill.stage import Stage
@@ -19,13 +19,14 @@ from draftmill.target_location import package_file
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", required=True, type=Stage.parse)
+    parser.add_argument("--golden", type=Path, nargs="?", help="golden table of the tokenizer")
     parser.add_argument("--manifest", required=True, type=Path)
     parser.add_argument("--head", required=True, type=Path)
     options = parser.parse_args()
-    prepare(options.settings, options.manifest, options.head)
+    prepare(options.settings, options.manifest, options.head, options.golden)
 
 
-def prepare(stage: Stage, manifest_path: Path, head_path: Path) -> None:
+def prepare(stage: Stage, manifest_path: Path, head_path: Path, golden: Path | None = None) -> None:
     settings = stage.config
     files = {}
     if settings["package"]:
@@ -37,11 +38,24 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path) -> None:
         location = snapshot_download(settings["hub"], revision=settings["revision"])
     else:
         location = str(Path(settings["path"]).resolve())
-    manifest = {"checkpoint": location, "trust_remote_code": settings["trust_remote_code"]}
-    loaded = manifest | {"checkpoint": str(manifest_path.parent / location)}
+    manifest = {
+        "checkpoint": location,
+        "trust_remote_code": settings["trust_remote_code"],
+        "tokenizer_source": target_tokenizer.source_of(settings["tokenizer"], location),
+    }
+    loaded = target_model.located(manifest, manifest_path.parent)
+    tokenizer = tokenizer_checks.checked(loaded, settings["tokenizer"], golden)
     model = target_model.load(loaded, settings["dtype"])
     ledger = Ledger()
     ledger.expect_module("target weights", model, settings["dtype"])
+    stop_ids = target_model.stop_ids(loaded)
+    rows = model.get_input_embeddings().weight.shape[0]
+    tokenizer_checks.check_fits(tokenizer, stop_ids, rows)
+    for marker in tokenizer_checks.unknown_markers(tokenizer):
+        print(
+            f"tokenizer: the chat template writes {marker}, which is no token of its own",
+            flush=True,
+        )
     text = target_model.text_config(model.config)
     described = {
         "name": settings["hub"] or settings["package"] or Path(settings["path"]).name,
@@ -51,10 +65,10 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path) -> None:
         "layers": text.num_hidden_layers,
         "vocab_size": model.get_output_embeddings().weight.shape[0],
         "context_length": text.max_position_embeddings,
-        "stop_ids": target_model.stop_ids(loaded),
+        "stop_ids": stop_ids,
         "dtype": settings["dtype"],
-        "tokenizer": target_model.tokenizer_digest(loaded),
-        "chat_template": target_model.template_digest(loaded),
+        "tokenizer": target_tokenizer.tokenizer_digest(loaded),
+        "chat_template": target_tokenizer.template_digest(tokenizer),
         "files": files,
         "record": stage.record(dtypes=dict(ledger)),
         "fingerprint": stage.fingerprint,

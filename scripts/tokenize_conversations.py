@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from draftmill import tables, target_model
+from draftmill import tables, target_model, target_tokenizer
 from draftmill.errors import DraftmillError
 from draftmill.rendering import CannotRender, Renderer, Sample
 from draftmill.skips import Skips
@@ -51,7 +51,7 @@ def tokenize(
         stage.expect("responses", responses, record["fingerprint"])
         answers = {row["row"]: row for row in tables.read(responses)}
         skipped += record["skipped"]
-    tokenizer = target_model.tokenizer_of(manifest)
+    tokenizer = target_tokenizer.tokenizer_of(manifest)
     renderer = Renderer(tokenizer, settings["chat_template_kwargs"], manifest["stop_ids"])
     limit = target_model.length_limit(manifest, settings["max_length"])
     skips = Skips(settings["on_malformed"])

@@ -1,6 +1,5 @@
-"""The target as transformers knows it: its text configuration, its decoder, its tokenizer."""
+"""The target as transformers knows it: its text configuration, its decoder, where its answers end."""
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -15,24 +14,21 @@ from draftmill.errors import DraftmillError, damaged
 
 transformers.utils.logging.disable_progress_bar()  # a bar in a log file is noise
 AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText")
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "tiktoken.model",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-)
 NORM_NAMES = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f")
 
 
 def read_manifest(path: str | Path) -> dict:
-    """The target's manifest.json, its checkpoint folder made absolute."""
-    path = Path(path)
-    manifest = read_json(path)
-    manifest["checkpoint"] = str(path.parent / manifest["checkpoint"])
-    return manifest
+    """The target's manifest.json, its folders made absolute."""
+    return located(read_json(path), Path(path).parent)
+
+
+def located(manifest: dict, parent: Path) -> dict:
+    """The manifest in `parent` with the folders of checkpoint and tokenizer made absolute."""
+    source = manifest["tokenizer_source"]
+    return manifest | {
+        "checkpoint": str(parent / manifest["checkpoint"]),
+        "tokenizer_source": source | {"folder": str(parent / source["folder"])},
+    }
 
 
 def config_of(manifest: dict) -> transformers.PretrainedConfig:
@@ -122,28 +118,6 @@ def final_norm(model: nn.Module) -> nn.Module:
         f"target: {type(decoder).__name__} has no final norm under a known name "
         f"({', '.join(NORM_NAMES)})."
     )
-
-
-def tokenizer_of(manifest: dict) -> transformers.PreTrainedTokenizerBase:
-    return transformers.AutoTokenizer.from_pretrained(
-        manifest["checkpoint"], trust_remote_code=manifest["trust_remote_code"]
-    )
-
-
-def tokenizer_digest(manifest: dict) -> str:
-    """One digest over the tokenizer's files, those that there are."""
-    found = hashlib.sha256()
-    for name in TOKENIZER_FILES:
-        path = Path(manifest["checkpoint"]) / name
-        if path.is_file():
-            found.update(name.encode() + path.read_bytes())
-    return found.hexdigest()[:16]
-
-
-def template_digest(manifest: dict) -> str | None:
-    """A digest of the chat template's text; None where the tokenizer has none."""
-    template = tokenizer_of(manifest).chat_template
-    return None if template is None else hashlib.sha256(str(template).encode()).hexdigest()[:16]
 
 
 def stop_ids(manifest: dict) -> list[int]:
