@@ -69,7 +69,7 @@ def make(name: str, revision: str | None, trust: bool, probes: Path, output: Pat
         (text, golden_table.ids_of(tokenizer, text)) for text in golden_table.read_probes(probes)
     ]
     inexact = round_trips(tokenizer, rows)
-    lines = [json.dumps({"text": t, "ids": ids}, ensure_ascii=False) + "\n" for t, ids in rows]
+    lines = [json.dumps({"text": t, "ids": ids}) + "\n" for t, ids in rows]
     write_text(output, "".join(lines))
     print(f"{output}: {len(rows)} texts by {type(tokenizer).__module__}.{type(tokenizer).__name__}")
     for text in inexact:

@@ -45,15 +45,15 @@ def load(folder: str, trust_remote_code: bool) -> transformers.PreTrainedTokeniz
             folder, trust_remote_code=trust_remote_code, config=config_without_code(folder)
         )
     except (ImportError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0][:200]
-        hint = "complete the folder, or name another in target.tokenizer.path"
         if own and not trust_remote_code:
-            hint = (
-                f"its own code ({own[-1]}) may not run; read it, then set "
-                "target.tokenizer.trust_remote_code: true"
-            )
+            raise DraftmillError(
+                f"{folder}: the tokenizer needs its own code ({own[-1]}), which may not run; read it, then set "
+                "target.tokenizer.trust_remote_code: true."
+            ) from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise DraftmillError(
-            f"{folder}: the tokenizer does not load ({reason}); {hint}."
+            f"{folder}: the tokenizer does not load ({reason}); complete the folder, or name another in "
+            "target.tokenizer.path."
         ) from error
 
 

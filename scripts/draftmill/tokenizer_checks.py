@@ -49,11 +49,14 @@ def refuse_conversion(folder: str, trust_remote_code: bool) -> None:
         return
     names = ", ".join(p.name for p in tokenizer_files.tokenizer_files(folder, code=False))
     own = tokenizer_files.own_code(folder)
-    code = f", or let its own code ({own[-1]}) run with target.tokenizer.trust_remote_code: true"
+    code = (
+        own
+        and f", or let its own code ({own[-1]}) run with target.tokenizer.trust_remote_code: true"
+    )
     raise DraftmillError(
         f"{folder}: the tokenizer has no tokenizer.json (found: {names or 'nothing'}), so transformers "
         "converts it, and a converter can give silently different ids; give target.tokenizer.golden, a "
-        f"table by the model's own tokenizer (scripts/make_golden_table.py){code if own else ''}."
+        f"table by the model's own tokenizer (scripts/make_golden_table.py){code or ''}."
     )
 
 
