@@ -16,7 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from draftmill import target_model
+from draftmill import target_model, target_tokenizer
 from draftmill.rendering import Renderer
 from draftmill.stdlib_prompts import stdlib_prompts
 from generate_responses import answer_all, batches_of, own_generation_config
@@ -33,8 +33,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="fail below 0.95")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    manifest = target_model.read_manifest(options.target)
-    tokenizer = target_model.tokenizer_of(manifest)
+    manifest = target_manifest.read_manifest(options.target)
+    tokenizer = target_tokenizer.tokenizer_of(manifest)
     renderer = Renderer(tokenizer, {}, manifest["stop_ids"])
     texts = stdlib_prompts()[:PROMPTS]
     prompts = {

@@ -5,6 +5,7 @@
 # stale exactly what can change.
 
 import os
+import shlex
 import sys
 
 sys.path.insert(0, f"{workflow.basedir}/scripts")
@@ -58,6 +59,10 @@ CHECKPOINT = (
     if PLAN.config["target"]["package"]
     else []
 )
+
+# no input and no param: moved elsewhere it is the same table, and the settings hold its digest
+GOLDEN_PATH = PLAN.config["target"]["tokenizer"]["golden"]
+GOLDEN = shlex.quote(GOLDEN_PATH) if GOLDEN_PATH else ""
 
 
 wildcard_constraints:

@@ -1,4 +1,5 @@
 # in:  the target's files (a folder, a hub id, or a GGUF in a package)
+#      the golden table of the tokenizer, if there is one: its content is in the settings
 # out: target/manifest.json, target/head.safetensors and, from a GGUF, target/checkpoint/
 
 
@@ -21,5 +22,5 @@ rule prepare_target:
     shell:
         f"{LAUNCH}/prepare_target.py"
         " --settings {params.settings:q}"
-        " --manifest {output.manifest} --head {output.head}"
+        " --golden {GOLDEN} --manifest {output.manifest} --head {output.head}"
         " > {log} 2>&1"

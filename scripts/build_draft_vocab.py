@@ -7,7 +7,7 @@ from pathlib import Path
 from draftmill import draft_vocab, tables
 from draftmill.errors import DraftmillError
 from draftmill.stage import Stage, combine
-from draftmill.target_model import read_manifest
+from draftmill.target_manifest import read_manifest
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from draftmill import loading_share, shard_writer, spill, tables, target_model
+from draftmill import loading_share, shard_writer, spill, tables, target_manifest
 from draftmill.capture import Capture
 from draftmill.dtype_policy import Ledger
 from draftmill.layers import check_layers
@@ -43,7 +43,7 @@ def extract(
 ) -> None:
     """shards: settings, tokens and output of each."""
     began = time.monotonic()
-    manifest = target_model.read_manifest(target)
+    manifest = target_manifest.read_manifest(target)
     layers = shards[0][0].config["layers"]["output_of"]
     for stage, tokens, _ in shards:
         stage.expect("target", target, manifest["fingerprint"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from draftmill import loading_share, shard_layout, state_checks, target_head, target_model
+from draftmill import loading_share, state_checks, target_head, target_manifest
 from draftmill.atomic import sha256_of, write_json
 from draftmill.devices import best_device
 from draftmill.dtype_policy import Ledger
@@ -51,7 +51,7 @@ def check(
 ) -> None:
     """shards: settings, tokens, hidden states and output of each."""
     began = time.monotonic()
-    manifest = target_model.read_manifest(target)
+    manifest = target_manifest.read_manifest(target)
     ledger = Ledger()
     opened = [open_shard(stage, manifest, target, *files) for stage, *files, _ in shards]
     head = target_head.TargetHead(manifest, target_head.read(head_file, shards[0][0]))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 from transformers import GenerationConfig
 
-from draftmill import tables, target_model
+from draftmill import tables, target_manifest, target_model, target_tokenizer
 from draftmill.dtype_policy import Ledger
 from draftmill.rendering import CannotRender, Renderer
 from draftmill.skips import Skips
@@ -40,12 +40,12 @@ def main() -> None:
 
 def generate(stage: Stage, target: Path, prompts: Path, output: Path) -> None:
     settings = stage.config
-    manifest = target_model.read_manifest(target)
+    manifest = target_manifest.read_manifest(target)
     stage.expect("target", target, manifest["fingerprint"])
     stage.expect("prompts", prompts, tables.record_of(prompts)["fingerprint"])
-    tokenizer = target_model.tokenizer_of(manifest)
+    tokenizer = target_tokenizer.tokenizer_of(manifest)
     renderer = Renderer(tokenizer, settings["chat_template_kwargs"], manifest["stop_ids"])
-    limit = target_model.length_limit(manifest, settings["max_length"])
+    limit = target_manifest.length_limit(manifest, settings["max_length"])
     skips = Skips(settings["on_malformed"])
     rendered: dict[int, list[int]] = {}
     for row in tables.read(prompts):

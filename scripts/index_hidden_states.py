@@ -7,7 +7,7 @@ from draftmill.atomic import write_json
 from draftmill.errors import DraftmillError
 from draftmill.shard_reader import Shard
 from draftmill.stage import Stage, combine
-from draftmill.target_model import read_manifest
+from draftmill.target_manifest import read_manifest
 
 
 def main() -> None:

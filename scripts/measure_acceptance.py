@@ -11,7 +11,7 @@ from draftmill.errors import DraftmillError
 from draftmill.repetition import repeated_share
 from draftmill.stage import Stage
 from draftmill.state_dataset import StateDataset
-from draftmill.target_model import read_manifest
+from draftmill.target_manifest import read_manifest
 
 DRAFTERS = {"eagle3": eagle3}
 

@@ -4,22 +4,28 @@ The weights are not loaded: index and headers say what is there, and only the he
 """
 
 import argparse
-import os
-import tempfile
 from pathlib import Path
 
 import torch
 import transformers
 from huggingface_hub import snapshot_download
 
-from draftmill import checkpoint_files, target_model, target_parts, tensor_files
-from draftmill.atomic import fsync, sha256_of, write_json
+from draftmill import (
+    checkpoint_files,
+    target_parts,
+    target_tokenizer,
+    tensor_files,
+    tokenizer_checks,
+)
+from draftmill.atomic import sha256_of, write_json
 from draftmill.checkpoint_names import check_complete
 from draftmill.dtype_policy import BYTES, DTYPES, Ledger
+from draftmill.gguf_checkpoint import build_from_gguf
 from draftmill.stage import Stage
-from draftmill.target_config import config_of, text_config
+from draftmill.target_config import config_of, stop_ids, text_config
 from draftmill.target_head import TargetHead
 from draftmill.target_location import package_file
+from draftmill.target_manifest import located
 from draftmill.target_skeleton import Skeleton
 from draftmill.target_structure import layer_count, meta_model
 
@@ -27,13 +33,14 @@ from draftmill.target_structure import layer_count, meta_model
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", required=True, type=Stage.parse)
+    parser.add_argument("--golden", type=Path, nargs="?", help="golden table of the tokenizer")
     parser.add_argument("--manifest", required=True, type=Path)
     parser.add_argument("--head", required=True, type=Path)
     options = parser.parse_args()
-    prepare(options.settings, options.manifest, options.head)
+    prepare(options.settings, options.manifest, options.head, options.golden)
 
 
-def prepare(stage: Stage, manifest_path: Path, head_path: Path) -> None:
+def prepare(stage: Stage, manifest_path: Path, head_path: Path, golden: Path | None = None) -> None:
     settings = stage.config
     files = {}
     if settings["package"]:
@@ -45,11 +52,23 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path) -> None:
         location = snapshot_download(settings["hub"], revision=settings["revision"])
     else:
         location = str(Path(settings["path"]).resolve())
-    manifest = {"checkpoint": location, "trust_remote_code": settings["trust_remote_code"]}
-    loaded = manifest | {"checkpoint": str(manifest_path.parent / location)}
+    manifest = {
+        "checkpoint": location,
+        "trust_remote_code": settings["trust_remote_code"],
+        "tokenizer_source": target_tokenizer.source_of(settings["tokenizer"], location),
+    }
+    loaded = located(manifest, manifest_path.parent)
+    tokenizer = tokenizer_checks.checked(loaded, settings["tokenizer"], golden)
     ledger = Ledger()
     config = config_of(loaded)
     tensors = head_tensors(loaded, settings["dtype"], ledger)
+    ends = stop_ids(loaded)
+    tokenizer_checks.check_fits(tokenizer, ends, tensors["embed_tokens.weight"].shape[0])
+    for marker in tokenizer_checks.unknown_markers(tokenizer):
+        print(
+            f"tokenizer: the chat template writes {marker}, which is no token of its own",
+            flush=True,
+        )
     text = text_config(config)
     described = {
         "name": settings["hub"] or settings["package"] or Path(settings["path"]).name,
@@ -59,10 +78,10 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path) -> None:
         "layers": layer_count(config),
         "vocab_size": tensors["lm_head.weight"].shape[0],
         "context_length": text.max_position_embeddings,
-        "stop_ids": target_model.stop_ids(loaded),
+        "stop_ids": ends,
         "dtype": settings["dtype"],
-        "tokenizer": target_model.tokenizer_digest(loaded),
-        "chat_template": target_model.template_digest(loaded),
+        "tokenizer": target_tokenizer.tokenizer_digest(loaded),
+        "chat_template": target_tokenizer.template_digest(tokenizer),
         "files": files,
         "weight_bytes": weight_bytes(config, settings),
         "record": stage.record(dtypes=dict(ledger)),
@@ -93,28 +112,6 @@ def weight_bytes(config: transformers.PretrainedConfig, settings: dict) -> int:
     """Bytes of the whole model in memory, dequantised."""
     model = meta_model(config, settings["trust_remote_code"])
     return sum(p.numel() for p in model.parameters()) * BYTES[settings["dtype"]]
-
-
-def build_from_gguf(gguf: Path, checkpoint: Path) -> None:
-    """Unpacks a GGUF into a bf16 checkpoint in Hugging Face layout."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        gguf.parent,
-        gguf_file=gguf.name,
-        dtype=torch.float32,
-        # without it, weights may stay packed and every matrix product casts them
-        quantization_config=transformers.GgufConfig(dequantize=True),
-    ).to(DTYPES["bfloat16"])
-    model.config.architectures = [type(model).__name__]
-    model.config.dtype = DTYPES["bfloat16"]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    checkpoint.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=checkpoint.parent, suffix=".tmp") as scratch:
-        model.save_pretrained(scratch)
-        tokenizer.save_pretrained(scratch)
-        for path in sorted(Path(scratch).iterdir()):
-            fsync(path)
-            os.replace(path, checkpoint / path.name)
-    fsync(checkpoint)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from draftmill import tables, target_model
+from draftmill import tables, target_manifest, target_tokenizer
 from draftmill.errors import DraftmillError
 from draftmill.rendering import CannotRender, Renderer, Sample
 from draftmill.skips import Skips
@@ -42,7 +42,7 @@ def tokenize(
     stage: Stage, target: Path, prompts: Path, responses: Path | None, output: Path
 ) -> None:
     settings = stage.config
-    manifest = target_model.read_manifest(target)
+    manifest = target_manifest.read_manifest(target)
     stage.expect("target", target, manifest["fingerprint"])
     stage.expect("prompts", prompts, tables.record_of(prompts)["fingerprint"])
     answers, skipped = None, list(tables.record_of(prompts)["skipped"])
@@ -51,9 +51,9 @@ def tokenize(
         stage.expect("responses", responses, record["fingerprint"])
         answers = {row["row"]: row for row in tables.read(responses)}
         skipped += record["skipped"]
-    tokenizer = target_model.tokenizer_of(manifest)
+    tokenizer = target_tokenizer.tokenizer_of(manifest)
     renderer = Renderer(tokenizer, settings["chat_template_kwargs"], manifest["stop_ids"])
-    limit = target_model.length_limit(manifest, settings["max_length"])
+    limit = target_manifest.length_limit(manifest, settings["max_length"])
     skips = Skips(settings["on_malformed"])
     rows, cut = [], 0
     for row in tables.read(prompts):

@@ -19,7 +19,7 @@ from draftmill.errors import DraftmillError
 from draftmill.layers import check_layers
 from draftmill.stage import Stage, combine
 from draftmill.state_dataset import StateDataset
-from draftmill.target_model import read_manifest
+from draftmill.target_manifest import read_manifest
 from draftmill.trainer import Trainer
 
 

@@ -33,8 +33,8 @@ class MiniRoad:
     def stage(self, rule: str, **wildcards: str) -> Stage:
         return Stage.parse(self.plan.settings(rule, **wildcards))
 
-    def prepare_target(self) -> None:
-        prepare_target.prepare(self.stage("prepare_target"), self.target, self.head)
+    def prepare_target(self, golden: Path | None = None) -> None:
+        prepare_target.prepare(self.stage("prepare_target"), self.target, self.head, golden)
 
     def table(self, kind: str, source: str, shard: str = "00000") -> Path:
         return self.root / kind / source / f"{shard}.parquet"

@@ -115,7 +115,8 @@ def test_a_template_without_assistant_marks_gives_the_mask_by_comparing_renderin
     road = road_of(given(config, ["first answer", "second answer"]), prepared_target)
     road.prepare_prompts("learn")
     road.tokenize_conversations("learn")
-    from draftmill.target_model import read_manifest, tokenizer_of
+    from draftmill.target_manifest import read_manifest
+    from draftmill.target_tokenizer import tokenizer_of
 
     tokenizer = tokenizer_of(read_manifest(road.target))
     for row, answer in zip(

@@ -49,7 +49,7 @@ def at(config: dict, path: tuple[str, ...]):
 
 def test_the_walk_over_the_schema_reaches_every_definition():
     reached = [id(node) for _, node in LEVELS]
-    assert len(reached) == len(set(reached)) == 12
+    assert len(reached) == len(set(reached)) == 13
     text = yaml.safe_dump(schema())
     assert text.count("additionalProperties: false") == len(LEVELS)
 
@@ -139,6 +139,28 @@ def test_the_shipped_configurations_are_valid(name, repository):
 )
 def test_the_target_is_exactly_one_of_path_hub_and_package(target, expected, base_config, changed):
     assert expected in refusal(changed(base_config, "target", target))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "expected"),
+    [
+        ({"path": "a", "hub": "b/c", "revision": "a" * 40}, "names path and hub"),
+        ({"hub": "b/c"}, "belong together"),
+        ({"revision": "a" * 40}, "belong together"),
+        ({"hub": "b/c", "revision": "main"}, "'target.tokenizer.revision' is not valid"),
+        ({"trust_remote_code": "yes"}, "'target.tokenizer.trust_remote_code' is not valid"),
+    ],
+)
+def test_a_tokenizer_comes_from_one_pinned_place(tokenizer, expected, base_config, changed):
+    assert expected in refusal(changed(base_config, "target.tokenizer", tokenizer))
+
+
+def test_a_tokenizer_from_a_gguf_brings_no_code_that_could_be_trusted(repository, changed):
+    config = yaml.safe_load((repository / "config.yaml").read_text(encoding="utf-8"))
+    config = changed(config, "target.tokenizer", {"trust_remote_code": True})
+    assert "a tokenizer from a GGUF file brings no code" in refusal(config)
+    elsewhere = {"trust_remote_code": True, "path": "tokenizer"}
+    assert completed(changed(config, "target.tokenizer", elsewhere))
 
 
 @pytest.mark.parametrize("role", ["train", "validation", "test"])

@@ -30,7 +30,7 @@ def exact(config):
 def model(exact):
     torch.manual_seed(0)
     from draftmill import draft_vocab
-    from draftmill.target_model import read_manifest
+    from draftmill.target_manifest import read_manifest
 
     manifest = read_manifest(exact.target)
     stage = exact.stage("train_eagle3", drafter="small")

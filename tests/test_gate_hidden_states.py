@@ -10,7 +10,7 @@ import torch
 import extract_hidden_states
 from draftmill.capture import Capture
 from draftmill.errors import DraftmillError
-from draftmill.target_model import final_norm
+from draftmill.target_structure import final_norm
 from mini_road import MiniRoad, road_of, write_data
 from workflow import rows
 

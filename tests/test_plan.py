@@ -119,6 +119,8 @@ CHAIN = [
     ("target.chat_template_kwargs", {"thinking": False}, "responses/*" + TOKENS),
     ("target.dtype", "float32", "target/* responses/*" + TOKENS),
     ("target.trust_remote_code", True, "target/* responses/*" + TOKENS),
+    ("target.tokenizer.trust_remote_code", True, "target/* responses/*" + TOKENS),
+    ("target.tokenizer", {"hub": "a/b", "revision": "a" * 40}, "target/* responses/*" + TOKENS),
 ]
 
 

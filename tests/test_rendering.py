@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftmill import target_model
+from draftmill import target_config, target_tokenizer
 from draftmill.errors import DraftmillError
 from draftmill.rendering import CannotRender, Renderer
 from tiny_target import CHATML
@@ -66,9 +66,10 @@ def test_a_prompt_is_rendered_as_a_server_feeds_it(renderer):
 
 
 def test_the_checkpoint_gives_the_same_renderer(tiny_target, renderer):
-    manifest = {"checkpoint": str(tiny_target), "trust_remote_code": False}
-    loaded = target_model.tokenizer_of(manifest)
-    found = Renderer(loaded, {}, target_model.stop_ids(manifest))
+    source = {"folder": str(tiny_target), "trust_remote_code": False}
+    manifest = {"checkpoint": source["folder"], "trust_remote_code": False}
+    loaded = target_tokenizer.load(**source)
+    found = Renderer(loaded, {}, target_config.stop_ids(manifest))
     messages = chat("Why?", "Because.", "How?", "So.")
     assert found.samples(messages) == renderer.samples(messages)
 

@@ -47,6 +47,7 @@ RUN_BY = {
     "dtype_policy": LOADS_TARGET,
     "eagle3": ["train_eagle3"],
     "errors": [*EVERYTHING],
+    "golden_table": ["prepare_target"],
     "packing": ["train_eagle3"],
     "raw_rows": ["prepare_prompts"],
     "rendering": ["generate_responses", "tokenize_conversations"],
@@ -63,7 +64,10 @@ RUN_BY = {
     "target_head": ["prepare_target", "gate_hidden_states", "train_eagle3"],
     "target_location": ["prepare_target"],
     "target_model": LOADS_TARGET,
+    "target_tokenizer": ["prepare_target"],
     "tensor_files": ["prepare_target"],
+    "tokenizer_checks": ["prepare_target"],
+    "tokenizer_files": ["prepare_target"],
     "trainer": ["train_eagle3"],
     "training_state": ["train_eagle3"],
     # the driver's own: they decide what is stale and change no result
@@ -79,6 +83,7 @@ RUN_BY = {
     "driver/session": [],
     "driver/sources": [],
     "driver/target_source": [],
+    "driver/tokenizer_source": [],
 }
 CONFIG_CASES = [
     (("acceptance", "draft_tokens"), 2, ["measure_acceptance"]),

@@ -1,8 +1,9 @@
 """The target's configuration as transformers reads it, and what of it is refused."""
 
 import copy
+import json
+from pathlib import Path
 
-import torch
 import transformers
 from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
@@ -107,6 +108,16 @@ def dequantising(config: PretrainedConfig, decoder: str) -> PretrainedConfig:
     return config
 
 
-def default_dtype(dtype: torch.dtype):
-    """A context in which new floating-point tensors have this dtype."""
-    return transformers.modeling_utils.local_torch_dtype(dtype)
+def stop_ids(manifest: dict) -> list[int]:
+    """The token ids that end an answer: generation config first, else the text configuration."""
+    folder = Path(manifest["checkpoint"])
+    found = None
+    if (folder / "generation_config.json").is_file():
+        found = json.loads((folder / "generation_config.json").read_text()).get("eos_token_id")
+    if found is None:
+        config = config_of(manifest)
+        found = text_config(config).eos_token_id
+        found = getattr(config, "eos_token_id", None) if found is None else found
+    if found is None:
+        raise DraftmillError(f"{folder}: names no eos_token_id, so no answer could ever end.")
+    return [found] if isinstance(found, int) else list(found)

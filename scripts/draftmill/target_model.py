@@ -1,28 +1,18 @@
-"""The target as a whole: its manifest, its weights in memory, where its answers end."""
+"""The whole target in memory."""
 
-import json
 from pathlib import Path
 
 import torch
 import transformers
 from torch import nn
 
-from draftmill.atomic import read_json, sha256_of
+from draftmill.atomic import sha256_of
 from draftmill.devices import best_device
 from draftmill.dtype_policy import DTYPES, Ledger
 from draftmill.errors import DraftmillError, damaged
-from draftmill.target_config import config_of, text_config
 from draftmill.target_skeleton import Skeleton, blueprint, widen
 
 transformers.utils.logging.disable_progress_bar()  # a bar in a log file is noise
-
-
-def read_manifest(path: str | Path) -> dict:
-    """The target's manifest.json, its checkpoint folder made absolute."""
-    path = Path(path)
-    manifest = read_json(path)
-    manifest["checkpoint"] = str(path.parent / manifest["checkpoint"])
-    return manifest
 
 
 def load(manifest: dict, dtype: str, ledger: Ledger) -> nn.Module:
@@ -74,29 +64,3 @@ def check_dtypes(ledger: Ledger, module: nn.Module, dtype: str, family: dict, pa
             if kept:
                 ledger["target weights that the family keeps in float32"] = "float32"
     ledger["target weights"] = dtype
-
-
-def stop_ids(manifest: dict) -> list[int]:
-    """The token ids that end an answer: generation config first, else the text configuration."""
-    folder = Path(manifest["checkpoint"])
-    found = None
-    if (folder / "generation_config.json").is_file():
-        found = json.loads((folder / "generation_config.json").read_text()).get("eos_token_id")
-    if found is None:
-        config = config_of(manifest)
-        found = text_config(config).eos_token_id
-        found = getattr(config, "eos_token_id", None) if found is None else found
-    if found is None:
-        raise DraftmillError(f"{folder}: names no eos_token_id, so no answer could ever end.")
-    return [found] if isinstance(found, int) else list(found)
-
-
-def length_limit(manifest: dict, max_length: int | None) -> int:
-    """The longest sequence in tokens: the configured one, else the target's context."""
-    context = manifest["context_length"]
-    if max_length is not None and max_length > context:
-        raise DraftmillError(
-            f"config: target.max_length is {max_length}, but the target's context is {context}; text past "
-            "it means nothing."
-        )
-    return max_length or context

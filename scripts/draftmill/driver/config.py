@@ -115,6 +115,26 @@ def check_target(target: dict) -> None:
     partner = {"hub": "revision", "package": "gguf"}.get(given[0])
     if partner and not target[partner]:
         raise DraftmillError(f"config: 'target.{given[0]}' needs 'target.{partner}' beside it.")
+    check_tokenizer(target)
+
+
+def check_tokenizer(target: dict) -> None:
+    tokenizer = target["tokenizer"]
+    if tokenizer["path"] and tokenizer["hub"]:
+        raise DraftmillError(
+            "config: 'target.tokenizer' names path and hub; give one of them, or none for the checkpoint's own."
+        )
+    if bool(tokenizer["hub"]) != bool(tokenizer["revision"]):
+        raise DraftmillError(
+            "config: 'target.tokenizer.hub' and 'target.tokenizer.revision' belong together; give both or "
+            "neither."
+        )
+    elsewhere = tokenizer["path"] or tokenizer["hub"]
+    if tokenizer["trust_remote_code"] and target["package"] and not elsewhere:
+        raise DraftmillError(
+            "config: 'target.tokenizer.trust_remote_code' is true, but a tokenizer from a GGUF file brings no "
+            "code; name its folder in 'target.tokenizer.path', or its hub id and revision."
+        )
 
 
 def check_source(name: str, source: dict) -> None:

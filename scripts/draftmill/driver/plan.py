@@ -9,7 +9,7 @@ with them.
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from draftmill.driver import sources, target_source
+from draftmill.driver import sources, target_source, tokenizer_source
 from draftmill.driver.code import code_of
 from draftmill.stage import canonical, combine, fingerprint_of
 
@@ -74,7 +74,8 @@ class Plan:
     def _prepare_target(self) -> tuple[dict, dict]:
         target = self.config["target"]
         keys = ("path", "hub", "revision", "package", "gguf", "dtype", "trust_remote_code")
-        return {k: target[k] for k in keys} | {"digest": target_source.digest(target)}, {}
+        slice_ = {k: target[k] for k in keys} | {"digest": target_source.digest(target)}
+        return slice_ | {"tokenizer": tokenizer_source.settings_of(target["tokenizer"])}, {}
 
     def _prepare_prompts(self, source: str, shard: str) -> tuple[dict, dict]:
         settings = dict(self.config["sources"][source])
