@@ -16,7 +16,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from draftmill import target_model, target_tokenizer
+from draftmill import target_manifest, target_model, target_tokenizer
+from draftmill.dtype_policy import Ledger
 from draftmill.rendering import Renderer
 from draftmill.stdlib_prompts import stdlib_prompts
 from generate_responses import answer_all, batches_of, own_generation_config
@@ -40,7 +41,7 @@ def main() -> None:
     prompts = {
         i: renderer.prompt_ids([{"role": "user", "content": text}]) for i, text in enumerate(texts)
     }
-    model = target_model.load(manifest, manifest["dtype"])
+    model = target_model.load(manifest, manifest["dtype"], Ledger())
     model.generation_config = own_generation_config(SETTINGS, manifest["stop_ids"], tokenizer)
     seconds: dict[str, list[float]] = {"ours": [], "bare": []}
     tokens: dict[str, int] = {}

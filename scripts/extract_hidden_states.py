@@ -6,7 +6,6 @@ A job loads the target once and may work through many shards; a shard's bytes do
 import argparse
 import json
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from draftmill.dtype_policy import Ledger
 from draftmill.layers import check_layers
 from draftmill.length_buckets import batch_tensors, batches_of
 from draftmill.stage import Stage
-from draftmill.target_passes import BACKENDS, Resident, Streamed, open_target
+from draftmill.target_passes import BACKENDS, open_target
 
 
 def main() -> None:
@@ -96,7 +95,9 @@ def record_of(stage: Stage, manifest: dict, tokens: Path, ledger: Ledger) -> dic
     )
 
 
-def append(shard, batch: list[dict], states: list[torch.Tensor], ledger: Ledger, dtype: str) -> None:
+def append(
+    shard, batch: list[dict], states: list[torch.Tensor], ledger: Ledger, dtype: str
+) -> None:
     for state in states:
         ledger.expect("hidden states as captured", state.dtype, dtype)
     states = [state.cpu() for state in states]

@@ -129,3 +129,22 @@ def test_text_that_the_target_would_not_emit_fails_for_a_test_source(config, pre
     road = MiniRoad(config)
     road.to_states("judge")
     assert json.loads(road.gate_hidden_states("judge").read_text())["greedy"] is None
+
+
+@pytest.mark.parametrize("column", [0, 1, 2])
+@pytest.mark.parametrize("off", [-1, 1])
+def test_the_states_of_a_neighbouring_layer_fail(with_states, monkeypatch, column, off):
+    """The drafter would read another layer than serving gives it; the next tokens alone do not show it."""
+
+    class OffByOne(Capture):
+        def __init__(self, model, layers):
+            super().__init__(
+                model, [max(0, n + off) if i == column else n for i, n in enumerate(layers)]
+            )
+
+    if with_states.plan.config["hidden_states"]["captures"]["low"]["output_of"][column] + off < 0:
+        pytest.skip("there is no layer below the first")
+    monkeypatch.setattr(extract_hidden_states, "Capture", OffByOne)
+    with_states.extract_hidden_states("judge")
+    with pytest.raises(DraftmillError, match=r"output_of_\d is nearer .* a layer off by one"):
+        with_states.gate_hidden_states("judge")

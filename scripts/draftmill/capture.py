@@ -15,7 +15,7 @@ from draftmill.errors import DraftmillError
 from draftmill.target_structure import decoder_layers, final_norm, text_decoder
 
 # of the running pass: passes may run side by side (lockstep.py), each in a context of its own
-_found: ContextVar[dict] = ContextVar("captured states")
+_found: ContextVar[dict | None] = ContextVar("captured states", default=None)
 
 
 class Capture:
@@ -43,27 +43,30 @@ class Capture:
 
     def _output_hook(self, layer: int):
         def hook(module, args, output) -> None:
-            found = _found.get()
             state = output[0] if isinstance(output, tuple) else output
-            found[layer] = self.keep(self._checked(state, f"layer {layer}"))
+            self._put(layer, state, f"layer {layer}")
 
         return hook
 
     def _last_hook(self, module, args) -> None:
-        _found.get()["last"] = self.keep(self._checked(args[0], "the last layer"))
+        self._put("last", args[0], "the last layer")
 
     def _norm_hook(self, module, args, output) -> None:
-        _found.get()["normed"] = output
+        if (found := _found.get()) is not None:
+            found["normed"] = output
 
-    def _checked(self, state: torch.Tensor, name: str) -> torch.Tensor:
-        expected = _found.get()["shape"]
+    def _put(self, key: int | str, state: torch.Tensor, name: str) -> None:
+        found = _found.get()
+        if found is None:
+            return  # a pass that is not captured
+        expected = found["shape"]
         if state.dim() != 3 or state.shape[:2] != expected:
             raise DraftmillError(
                 f"capture: the state of {name} has shape {tuple(state.shape)}, expected "
                 f"[{expected[0]}, {expected[1]}, hidden]; a residual stream of another form is not "
                 "supported."
             )
-        return state
+        found[key] = self.keep(state)
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor | None) -> list[Any]:
         """ids, mask: int64 [batch, tokens], padded on the right. Returns what `keep` made of the states of

@@ -101,11 +101,11 @@ def read_ahead(folder: Path, names: list[str]) -> None:
         with open(folder / file_name, "rb") as file:
             first = HEADER_LENGTH_BYTES + int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
             for start, end in ranges:
-                os.posix_fadvise(
-                    file.fileno(), first + start, end - start, os.POSIX_FADV_WILLNEED
-                )
+                os.posix_fadvise(file.fileno(), first + start, end - start, os.POSIX_FADV_WILLNEED)
 
 
 def broken(path: Path, reason: object) -> DraftmillError:
     """The error for a file of a checkpoint that is not what it should be."""
-    return DraftmillError(f"{path}: damaged or incomplete ({reason}); download the checkpoint again.")
+    return DraftmillError(
+        f"{path}: damaged or incomplete ({reason}); download the checkpoint again."
+    )

@@ -19,7 +19,6 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from draftmill import checkpoint_files
 from draftmill.errors import DraftmillError
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -57,7 +56,9 @@ class Conversion:
     def unnumbered(self, names: Iterable[str]) -> list[str]:
         """The names that may become a parameter without a number in its name: no layer's, no expert's."""
         kinds = {name: NUMBER.sub("#", name) for name in names}
-        return [n for n, kind in kinds.items() if "#" not in kind or not self._keeps_numbers(n, kind)]
+        return [
+            n for n, kind in kinds.items() if "#" not in kind or not self._keeps_numbers(n, kind)
+        ]
 
     def _keeps_numbers(self, name: str, kind: str) -> bool:
         self.target_of(name) if kind not in self._kinds else None
@@ -112,7 +113,9 @@ def check_complete(
     tied: names that share another's weight. Raises DraftmillError with the first that is missing: it
     would be random.
     """
-    made = {m for target, sources in gathered.items() for m in conversion.made_by(target, sources[0][1])}
+    made = {
+        m for target, sources in gathered.items() for m in conversion.made_by(target, sources[0][1])
+    }
     optional = [re.compile(p) for p in model._keys_to_ignore_on_load_missing or ()]
     missing = [
         name
@@ -126,7 +129,9 @@ def check_complete(
         )
     for target, sources in gathered.items():
         converter = conversion.by_source.get(sources[0][1])
-        if converter is None or not any(isinstance(o, MergeModulelist) for o in converter.operations):
+        if converter is None or not any(
+            isinstance(o, MergeModulelist) for o in converter.operations
+        ):
             continue
         counts = Counter(pattern for _, pattern in sources)
         expected = conversion.state[target].shape[0]

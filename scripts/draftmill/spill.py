@@ -19,7 +19,7 @@ class Spill:
     process's memory."""
 
     def __init__(self, folder: Path):
-        self._file = tempfile.TemporaryFile(dir=folder)
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (lives as long as this)
 
     def put(self, tensor: torch.Tensor) -> Spilled:
         raw = tensor.detach().cpu().contiguous().view(torch.uint8)

@@ -131,6 +131,14 @@ class Tally:
         if not self.total:
             return {"agreement": None, "rows": 0, "states": {}}
         wanted, limit = settings["min_agreement"], settings["max_state_error"]
+        agreement = self.equal / self.total
+        if agreement < wanted:
+            raise DraftmillError(
+                f"{self.path}: on {self.total} rows, the head on the stored states agrees with the model's "
+                f"own argmax in {agreement:.1%}, expected at least {wanted:.1%}; the usual causes are "
+                "states stored after the final norm, a layer off by one, padding on the left, or another "
+                "target."
+            )
         for name, errors in self.errors.items():
             share, error = self.nearest[name] / self.total, median(errors)
             if share < wanted or error > limit:
@@ -141,14 +149,6 @@ class Tally:
                     "are a layer off by one, states stored after the final norm, padding on the left, or "
                     "another target."
                 )
-        agreement = self.equal / self.total
-        if agreement < wanted:
-            raise DraftmillError(
-                f"{self.path}: on {self.total} rows, the head on the stored states agrees with the model's "
-                f"own argmax in {agreement:.1%}, expected at least {wanted:.1%}; the usual causes are "
-                "states stored after the final norm, a layer off by one, padding on the left, or another "
-                "target."
-            )
         states = {name: median(errors) for name, errors in self.errors.items()}
         return {"agreement": agreement, "rows": self.total, "states": states}
 

@@ -48,7 +48,9 @@ def load(manifest: dict, dtype: str, ledger: Ledger) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-def check_dtypes(ledger: Ledger, module: nn.Module, dtype: str, family: dict, path: str = "") -> None:
+def check_dtypes(
+    ledger: Ledger, module: nn.Module, dtype: str, family: dict, path: str = ""
+) -> None:
     """Every weight has the declared dtype, or float32 where the family itself keeps it so (router biases,
     for example).
 

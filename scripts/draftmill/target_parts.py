@@ -52,7 +52,9 @@ def find(folder: Path, model: nn.Module, conversion: Conversion) -> Parts:
         on_disk[wanted["lm_head.weight"]] = on_disk[embedding]
     elif tied and own_head != on_disk[embedding]:
         check_equal(folder, own_head, on_disk[embedding])
-    parts = Parts({role: on_disk.get(name) for role, name in wanted.items()}, on_disk[embedding], tied)
+    parts = Parts(
+        {role: on_disk.get(name) for role, name in wanted.items()}, on_disk[embedding], tied
+    )
     shapes = {name: p.shape for name, p in model.named_parameters(remove_duplicate=False)}
     for role, name in {**wanted, "embed_tokens.weight": embedding}.items():
         source = parts.head.get(role, parts.embedding)

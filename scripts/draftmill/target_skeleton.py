@@ -30,7 +30,9 @@ from draftmill.errors import DraftmillError
 from draftmill.target_config import config_of, dequantising
 from draftmill.target_structure import decoder_layers, meta_model, path_of, text_decoder
 
-PARTS = 16  # a fused expert tensor is filled in so many parts: its sources never stand whole beside it
+PARTS = (
+    16  # a fused expert tensor is filled in so many parts: its sources never stand whole beside it
+)
 
 
 def blueprint(manifest: dict, dtype: torch.dtype) -> tuple[type, PretrainedConfig]:

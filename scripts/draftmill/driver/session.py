@@ -20,7 +20,10 @@ from draftmill.driver.provenance import compare
 from draftmill.errors import DraftmillError
 from draftmill.stage import canonical
 
-SEVERAL = ("extract_hidden_states", "gate_hidden_states")  # rules whose jobs may take several shards
+SEVERAL = (
+    "extract_hidden_states",
+    "gate_hidden_states",
+)  # rules whose jobs may take several shards
 LISTED = 5  # stale files named in a message
 
 
