@@ -52,10 +52,7 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path, golden: Path | N
     rows = model.get_input_embeddings().weight.shape[0]
     tokenizer_checks.check_fits(tokenizer, stop_ids, rows)
     for marker in tokenizer_checks.unknown_markers(tokenizer):
-        print(
-            f"tokenizer: the chat template writes {marker}, which is no token of its own",
-            flush=True,
-        )
+        print(f"tokenizer: the template's {marker} is several tokens", flush=True)
     text = target_model.text_config(model.config)
     described = {
         "name": settings["hub"] or settings["package"] or Path(settings["path"]).name,
