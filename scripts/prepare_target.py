@@ -65,10 +65,7 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path, golden: Path | N
     ends = stop_ids(loaded)
     tokenizer_checks.check_fits(tokenizer, ends, tensors["embed_tokens.weight"].shape[0])
     for marker in tokenizer_checks.unknown_markers(tokenizer):
-        print(
-            f"tokenizer: the chat template writes {marker}, which is no token of its own",
-            flush=True,
-        )
+        print(f"tokenizer: the template's {marker} is several tokens", flush=True)
     text = text_config(config)
     described = {
         "name": settings["hub"] or settings["package"] or Path(settings["path"]).name,

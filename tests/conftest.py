@@ -157,6 +157,17 @@ def ready_road(config, prepared_target):
     return road
 
 
+@pytest.fixture
+def golden(tiny_target, tmp_path) -> Path:
+    """The golden table of the tiny target's tokenizer."""
+    import make_golden_table
+    from draftmill.golden_table import PROBES
+
+    path = tmp_path / "golden.jsonl"
+    make_golden_table.make(str(tiny_target), None, False, PROBES, path)
+    return path
+
+
 @pytest.fixture(autouse=True)
 def fresh_accelerate():
     """accelerate keeps its precision for a whole process; a job has a process of its own."""

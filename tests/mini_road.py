@@ -1,8 +1,11 @@
 """The stages called as functions, in one process: the tiny road without Snakemake."""
 
 import argparse
+import json
 import shutil
 from pathlib import Path
+
+import pytest
 
 import build_draft_vocab
 import check_leaks
@@ -17,6 +20,7 @@ import tokenize_conversations
 import train_eagle3
 from draftmill.driver.config import completed
 from draftmill.driver.plan import Plan
+from draftmill.errors import DraftmillError
 from draftmill.stage import Stage
 from workflow import write_rows
 
@@ -148,3 +152,23 @@ def road_of(config: dict, prepared_target: Path) -> MiniRoad:
     road = MiniRoad(config)
     shutil.copytree(prepared_target, road.root / "target")
     return road
+
+
+def prepared_with(config: dict, trust: bool = False, **tokenizer: Path) -> MiniRoad:
+    """A road whose target was prepared with these settings of its tokenizer."""
+    paths = {key: str(path) for key, path in tokenizer.items()}
+    config["target"]["tokenizer"] = paths | {"trust_remote_code": trust}
+    road = MiniRoad(config)
+    road.prepare_target(tokenizer.get("golden"))
+    return road
+
+
+def refused_with(config: dict, **tokenizer: Path) -> str:
+    """The sentence that refuses these settings of the tokenizer."""
+    with pytest.raises(DraftmillError) as caught:
+        prepared_with(config, **tokenizer)
+    return str(caught.value)
+
+
+def manifest_of(road: MiniRoad) -> dict:
+    return json.loads(road.target.read_text(encoding="utf-8"))

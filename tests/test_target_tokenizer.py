@@ -1,21 +1,19 @@
-"""The target's tokenizer: its source, its own code, and what is refused as another model's."""
+"""The target's tokenizer: its source, its own code, and what of it stands in the plan."""
 
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
-import make_golden_table
-from draftmill import golden_table, target_tokenizer, tokenizer_checks, tokenizer_files
+from draftmill import target_tokenizer, tokenizer_files
 from draftmill.driver.config import completed
 from draftmill.driver.plan import Plan
 from draftmill.errors import DraftmillError
-from mini_road import MiniRoad
-from tiny_target import make_tokenizer
+from mini_road import MiniRoad, manifest_of, prepared_with, refused_with
+from tiny_target import edit_tokenizer_config, make_tokenizer
+from workflow import Run, tiny_config
 
-ROWS, STOP_IDS = 512, [2]  # of the tiny target
 CODE = """
 from pathlib import Path
 from transformers import PreTrainedTokenizerFast
@@ -39,69 +37,22 @@ def with_own_code(tmp_path, tiny_target, modules_of_this_test_alone):
     folder, marker = tmp_path / "own_code", tmp_path / "ran"
     shutil.copytree(tiny_target, folder)
     (folder / "tokenization_own.py").write_text(CODE.format(marker=str(marker)))
-    edit_config(folder, auto_map={"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]})
-    edit_config(folder, tokenizer_class="OwnTokenizer")
+    edit_tokenizer_config(
+        folder, auto_map={"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]}
+    )
+    edit_tokenizer_config(folder, tokenizer_class="OwnTokenizer")
     return folder, marker
-
-
-def edit_config(folder: Path, **changes) -> None:
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def prepare(config: dict, **tokenizer) -> MiniRoad:
-    """The prepared target of a configuration with these settings of the tokenizer."""
-    config["target"]["tokenizer"] = {k: str(v) for k, v in tokenizer.items() if k != "trust"}
-    config["target"]["tokenizer"]["trust_remote_code"] = tokenizer.get("trust", False)
-    road = MiniRoad(config)
-    road.prepare_target(tokenizer.get("golden"))
-    return road
-
-
-def manifest_of(road: MiniRoad) -> dict:
-    return json.loads(road.target.read_text())
-
-
-def refusal(config: dict, **tokenizer) -> str:
-    with pytest.raises(DraftmillError) as caught:
-        prepare(config, **tokenizer)
-    return str(caught.value)
-
-
-@pytest.fixture
-def golden(tiny_target, tmp_path) -> Path:
-    path = tmp_path / "golden.jsonl"
-    make_golden_table.make(str(tiny_target), None, False, golden_table.PROBES, path)
-    return path
-
-
-@pytest.fixture
-def without_file(tmp_path) -> Path:
-    """A folder with vocab.json and merges.txt: transformers has to convert it."""
-    folder = tmp_path / "slow"
-    folder.mkdir()
-    model = json.loads(make_tokenizer().backend_tokenizer.to_str())["model"]
-    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
-    merges = "\n".join(" ".join(merge) for merge in model["merges"])
-    (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
-    names = {"eos_token": "<|im_end|>", "tokenizer_class": "GPT2Tokenizer"}
-    special = {str(i): {"content": t, "special": True} for t, i in list(model["vocab"].items())[:3]}
-    text = json.dumps(names | {"added_tokens_decoder": special})
-    (folder / "tokenizer_config.json").write_text(text)
-    return folder
-
-
-# ---- whose code runs -----------------------------------------------------------------------------
 
 
 def test_trusting_the_targets_code_runs_no_code_of_the_tokenizer(config, with_own_code):
     folder, marker = with_own_code
     config["target"] = {"path": str(folder), "trust_remote_code": True}
-    assert "needs its own code (tokenization_own.OwnTokenizer), which may not run" in refusal(
+    assert "needs its own code (tokenization_own.OwnTokenizer), which may not run" in refused_with(
         config
     )
-    edit_config(folder, tokenizer_class="TokenizersBackend")  # transformers knows a class as well
-    source = manifest_of(prepare(config))["tokenizer_source"]
+    # where transformers knows a class as well
+    edit_tokenizer_config(folder, tokenizer_class="TokenizersBackend")
+    source = manifest_of(prepared_with(config))["tokenizer_source"]
     assert source == {"folder": str(folder), "trust_remote_code": False}
     assert not marker.exists()
 
@@ -109,7 +60,7 @@ def test_trusting_the_targets_code_runs_no_code_of_the_tokenizer(config, with_ow
 def test_the_tokenizers_own_code_runs_where_its_own_setting_says_so(config, with_own_code):
     folder, marker = with_own_code
     config["target"] = {"path": str(folder)}
-    road = prepare(config, trust=True)
+    road = prepared_with(config, trust=True)
     assert marker.exists()
     source = {"folder": str(folder), "trust_remote_code": True}
     assert manifest_of(road)["tokenizer_source"] == source
@@ -136,7 +87,9 @@ def test_a_trusted_tokenizer_runs_no_code_of_the_configuration_beside_it(with_ow
 
 def test_code_of_another_repository_is_refused(with_own_code):
     folder, marker = with_own_code
-    edit_config(folder, auto_map={"AutoTokenizer": [None, "else/where--own.OwnTokenizer"]})
+    edit_tokenizer_config(
+        folder, auto_map={"AutoTokenizer": [None, "else/where--own.OwnTokenizer"]}
+    )
     with pytest.raises(DraftmillError, match=r"from another repository .* no revision is pinned"):
         target_tokenizer.load(str(folder), True)
     assert not marker.exists()
@@ -174,135 +127,6 @@ def test_the_digest_covers_every_kind_of_vocabulary(name, tiny_target, tmp_path)
     assert tokenizer_files.tokenizer_digest(tmp_path / "copy", False) != before
 
 
-# ---- converted, rebuilt, of another model --------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["tiktoken.model", "qwen.tiktoken", "tokenizer.model"])
-def test_a_tokenizer_that_has_to_be_converted_is_refused_without_a_table(name, config, tmp_path):
-    folder = tmp_path / "converted"
-    folder.mkdir()
-    (folder / name).write_text("IQ== 0\nIg== 1\n")
-    found = refusal(config, path=folder)
-    assert f"no tokenizer.json (found: {name}), so transformers converts it" in found
-    assert "silently different ids; give target.tokenizer.golden" in found
-
-
-def test_own_code_is_offered_beside_the_table(config, tmp_path):
-    folder = tmp_path / "kimi"
-    folder.mkdir()
-    (folder / "tiktoken.model").write_text("IQ== 0\n")
-    auto_map = {"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}}
-    (folder / "tokenizer_config.json").write_text(json.dumps(auto_map))
-    assert "its own code (tokenization_kimi.TikTokenTokenizer) run with" in refusal(
-        config, path=folder
-    )
-    assert not tokenizer_files.is_converted(folder, trust_remote_code=True)
-
-
-def test_a_conversion_passes_where_a_table_proves_it(config, without_file, golden):
-    assert "transformers converts it" in refusal(config, path=without_file)
-    (without_file / "chat_template.jinja").write_text(make_tokenizer().chat_template)
-    road = prepare(config, path=without_file, golden=golden)
-    assert manifest_of(road)["tokenizer_source"]["folder"] == str(without_file)
-    road.prepare_prompts("learn")
-    road.generate_responses("learn")
-    road.tokenize_conversations("learn")
-    assert road.table("tokens", "learn").exists()
-
-
-def test_a_conversion_with_other_ids_is_refused_by_the_table(config, without_file, golden):
-    lines = (without_file / "merges.txt").read_text().splitlines()
-    (without_file / "merges.txt").write_text("\n".join(lines[:150]) + "\n")
-    assert "differs from the golden table in" in refusal(config, path=without_file, golden=golden)
-
-
-def test_a_tokenizer_json_is_checked_against_a_table_as_well(config, golden):
-    rows = [json.loads(line) for line in golden.read_text().splitlines()]
-    rows[7]["ids"][0] += 1
-    golden.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert f"1 of {len(rows)} texts" in refusal(config, golden=golden)
-
-
-def test_a_class_that_does_not_tokenize_as_tokenizer_json_says_is_refused(
-    config, tiny_target, tmp_path
-):
-    """transformers takes the vocabulary alone for some classes, and their own splitting."""
-    shutil.copytree(tiny_target, tmp_path / "llama")
-    edit_config(tmp_path / "llama", tokenizer_class="LlamaTokenizer")
-    config["target"] = {"path": str(tmp_path / "llama")}
-    found = refusal(config)
-    assert "builds a LlamaTokenizer that does not tokenize as this file says" in found
-    edit_config(tmp_path / "llama", tokenizer_class="TokenizersBackend")
-    assert prepare(config)
-
-
-def test_tokens_added_by_the_tokenizers_configuration_are_no_difference(tmp_path):
-    tokenizer = make_tokenizer()
-    tokenizer.save_pretrained(tmp_path)
-    added = {"<|user|>": 512, "<|eot_id|>": 513}
-    edit_config(
-        tmp_path,
-        added_tokens_decoder={str(i): {"content": t, "special": True} for t, i in added.items()},
-    )
-    loaded = target_tokenizer.load(str(tmp_path), False)
-    assert golden_table.ids_of(loaded, "<|eot_id|>") == [513]
-    tokenizer_checks.check_own_file(loaded, str(tmp_path), False)
-
-
-def test_the_tiny_targets_tokenizer_fits(tokenizer):
-    tokenizer_checks.check_fits(tokenizer, STOP_IDS, ROWS)
-
-
-def test_an_id_beyond_the_embedding_is_refused_with_its_piece(tokenizer):
-    pieces = {index: piece for piece, index in tokenizer.get_vocab().items()}
-    with pytest.raises(DraftmillError) as caught:
-        tokenizer_checks.check_fits(tokenizer, STOP_IDS, 500)
-    assert f"12 tokens of the tokenizer, 500 ({pieces[500]!r}) first" in str(caught.value)
-
-
-def test_added_tokens_count_as_well(tokenizer):
-    tokenizer.add_tokens(["<|extra|>"])
-    with pytest.raises(DraftmillError, match=r"1 tokens .* 512 \('<\|extra\|>'\) first"):
-        tokenizer_checks.check_fits(tokenizer, STOP_IDS, ROWS)
-    tokenizer_checks.check_fits(tokenizer, [*STOP_IDS, 512], ROWS + 1)
-
-
-def test_a_stop_id_that_is_ordinary_text_shows_which(tokenizer):
-    piece = tokenizer.convert_ids_to_tokens(300)
-    with pytest.raises(DraftmillError) as caught:
-        tokenizer_checks.check_fits(tokenizer, [2, 300], ROWS)
-    assert f"with token 300, which in this tokenizer is {piece!r}, not a special" in str(
-        caught.value
-    )
-
-
-def test_a_stop_id_that_is_no_token_is_refused(tokenizer):
-    with pytest.raises(DraftmillError, match="token 600, which in this tokenizer is no token"):
-        tokenizer_checks.check_fits(tokenizer, [600], 1000)
-
-
-def test_another_models_tokenizer_stops_the_target(config, tmp_path):
-    other = make_tokenizer()
-    other.add_tokens([f"<|extra_{i}|>" for i in range(9)])
-    other.save_pretrained(tmp_path / "other")
-    assert "have no row among the target's 512 embeddings" in refusal(
-        config, path=tmp_path / "other"
-    )
-
-
-def test_markers_that_are_no_tokens_are_told_and_stop_nothing(tokenizer, tokenizer_with):
-    assert tokenizer_checks.unknown_markers(tokenizer) == []
-    template = (
-        "{{ '<|im_start|>' }}{{ '<|user|>' + '<start_of_turn>' + '<｜User｜>' }}{{ a < b | c > d }}"
-    )
-    found = tokenizer_checks.unknown_markers(tokenizer_with(template))
-    assert found == ["<start_of_turn>", "<|user|>", "<｜User｜>"]
-    assert tokenizer_checks.unknown_markers(tokenizer_with(None)) == []
-
-
-# ---- the plan ------------------------------------------------------------------------------------
-
-
 def planned(config: dict, **tokenizer) -> str:
     config["target"]["tokenizer"] = {k: str(v) for k, v in tokenizer.items()}
     return Plan(completed(config)).fingerprint("prepare_target")
@@ -315,6 +139,27 @@ def test_a_moved_table_changes_nothing_and_a_changed_one_does(config, golden, tm
     moved.write_bytes(moved.read_bytes() + b" ")
     assert planned(config, golden=moved) != before
     assert planned(config) != before
+
+
+@pytest.mark.slow
+def test_snakemake_sees_a_moved_table_as_the_same_and_a_changed_one_as_another(
+    tiny_target, golden, tmp_path
+):
+    config = tiny_config(tiny_target)
+    config["target"]["tokenizer"] = {"golden": str(golden)}
+    run = Run(tmp_path / "run", config)
+    run.write_data()
+    run.snakemake("--until", "prepare_target")
+    log = run.folder / "logs/tiny/prepare_target/all.log"
+    assert "texts have the ids of" in log.read_text()
+    moved = golden.rename(tmp_path / "moved, with spaces.jsonl")
+    config["target"]["tokenizer"]["golden"] = str(moved)
+    run.write_config(config)
+    assert run.stale("--until", "prepare_target") == {}
+    moved.write_text(moved.read_text() + '{"text": "Own.", "ids": [9]}\n')
+    assert run.stale("--until", "prepare_target") == {"prepare_target": 1}
+    assert run.snakemake("--until", "prepare_target", check=False).returncode != 0
+    assert "first in 'Own.'" in log.read_text()
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "tokenizer_config.json"])
@@ -373,8 +218,8 @@ def test_the_manifest_carries_the_digests_of_the_tokenizer_that_is_used(
     other = make_tokenizer("{{ 'x' }}")
     other.save_pretrained(tmp_path / "other")
     own, changed = (
-        manifest_of(prepare(config)),
-        manifest_of(prepare(config, path=tmp_path / "other")),
+        manifest_of(prepared_with(config)),
+        manifest_of(prepared_with(config, path=tmp_path / "other")),
     )
     assert own["tokenizer"] == changed["tokenizer"]  # the template is no part of it
     assert own["chat_template"] != changed["chat_template"]

@@ -1,5 +1,6 @@
 """A tiny chat model with real structure, made in a second: what the tests train drafters for."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -65,3 +66,8 @@ def make_target(folder: Path, template: str | None = CHATML, seed: int = 0, **ch
     model.to(torch.bfloat16).save_pretrained(folder)
     make_tokenizer(template).save_pretrained(folder)
     return folder
+
+
+def edit_tokenizer_config(folder: Path, **changes) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
