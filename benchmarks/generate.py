@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 from draftmill import target_model
 from draftmill.rendering import Renderer
 from draftmill.stdlib_prompts import stdlib_prompts
-from generate_responses import answer_all, batches_of, own_generation_config
+from draftmill.transformers_engine import answer_all, batches_of, own_generation_config
 
 SETTINGS = {"max_new_tokens": 64, "batch_size": 16, "temperature": 0.0, "padding": "left"}
 PROMPTS = 32

@@ -2,6 +2,10 @@
 # out: responses/{source}/{shard}.parquet: the target's answers as token ids
 #      tokens/{source}/{shard}.parquet: input ids and loss mask
 
+# how the engine is reached: filled in when a job starts, so that neither the rule's text nor its params,
+# which decide what is stale, hold it
+ENGINE = PLAN.engine_options
+
 
 rule generate_responses:
     input:
@@ -24,7 +28,7 @@ rule generate_responses:
         f"{LAUNCH}/generate_responses.py"
         " --settings {params.settings:q}"
         " --target {input.target} --prompts {input.prompts}"
-        " --output {output.responses}"
+        " --engine {ENGINE:q} --output {output.responses}"
         " > {log} 2>&1"
 
 

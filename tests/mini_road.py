@@ -1,6 +1,7 @@
 """The stages called as functions, in one process: the tiny road without Snakemake."""
 
 import argparse
+import json
 import shutil
 from pathlib import Path
 
@@ -53,6 +54,7 @@ class MiniRoad:
             self.stage("generate_responses", source=source, shard=shard),
             self.target,
             self.table("prompts", source, shard),
+            json.loads(self.plan.engine_options),
             self.table("responses", source, shard),
         )
 
