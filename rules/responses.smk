@@ -2,10 +2,6 @@
 # out: responses/{source}/{shard}.parquet: the target's answers as token ids
 #      tokens/{source}/{shard}.parquet: input ids and loss mask
 
-# how the engine is reached: filled in when a job starts, so that neither the rule's text nor its params,
-# which decide what is stale, hold it
-ENGINE = PLAN.engine_options
-
 
 rule generate_responses:
     input:
@@ -22,13 +18,15 @@ rule generate_responses:
     threads: 1
     resources:
         mem_mb=4000,
+        # how the engine is reached: a resource, since those make nothing stale, unlike params and the text
+        engine=PLAN.engine_options,
     params:
         settings=settings("generate_responses"),
     shell:
         f"{LAUNCH}/generate_responses.py"
         " --settings {params.settings:q}"
         " --target {input.target} --prompts {input.prompts}"
-        " --engine {ENGINE:q} --output {output.responses}"
+        " --engine {resources.engine:q} --output {output.responses}"
         " > {log} 2>&1"
 
 
