@@ -20,7 +20,7 @@ from draftmill import target_manifest, target_model, target_tokenizer
 from draftmill.dtype_policy import Ledger
 from draftmill.rendering import Renderer
 from draftmill.stdlib_prompts import stdlib_prompts
-from generate_responses import answer_all, batches_of, own_generation_config
+from draftmill.transformers_engine import answer_all, batches_of, own_generation_config
 
 SETTINGS = {"max_new_tokens": 64, "batch_size": 16, "temperature": 0.0, "padding": "left"}
 PROMPTS = 32

@@ -18,13 +18,15 @@ rule generate_responses:
     threads: 1
     resources:
         mem_mb=4000,
+        # how the engine is reached: a resource, since those make nothing stale, unlike params and the text
+        engine=PLAN.engine_options,
     params:
         settings=settings("generate_responses"),
     shell:
         f"{LAUNCH}/generate_responses.py"
         " --settings {params.settings:q}"
         " --target {input.target} --prompts {input.prompts}"
-        " --output {output.responses}"
+        " --engine {resources.engine:q} --output {output.responses}"
         " > {log} 2>&1"
 
 

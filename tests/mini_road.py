@@ -57,6 +57,7 @@ class MiniRoad:
             self.stage("generate_responses", source=source, shard=shard),
             self.target,
             self.table("prompts", source, shard),
+            json.loads(self.plan.engine_options),
             self.table("responses", source, shard),
         )
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from draftmill.driver.config import completed, schema
+from draftmill.driver.engine import reached
 from draftmill.errors import DraftmillError
 
 # one example name for each map of named things
@@ -256,3 +257,58 @@ def test_a_layer_that_a_gguf_lacks_is_named_before_anything_is_built(
     config["hidden_states"]["captures"]["eagle3"]["output_of"] = [1, 30]
     with pytest.raises(DraftmillError, match="output_of 30, but the target has 30 decoder layers"):
         completed(config)
+
+
+@pytest.fixture
+def served(base_config, changed, monkeypatch):
+    """settings of responses.openai -> a configuration that answers from a server."""
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    return lambda **settings: changed(
+        base_config, "responses", {"backend": "openai", "openai": settings}
+    )
+
+
+def test_a_server_without_an_address_is_refused_while_planning(served):
+    found = refusal(served())
+    assert "'responses.openai.base_url' is null" in found
+    assert "OPENAI_BASE_URL is not set" in found
+
+
+def test_the_address_may_stand_in_the_environment_and_stays_out_of_the_configuration(
+    served, monkeypatch
+):
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://node7:8000/v1")
+    found = completed(served())
+    assert found["responses"]["openai"]["base_url"] is None
+    assert reached(found["responses"])["base_url"] == "http://node7:8000/v1"
+    found = completed(served(base_url="http://node8:8000/v1"))
+    assert reached(found["responses"])["base_url"] == "http://node8:8000/v1"
+
+
+def test_another_engine_needs_no_address(base_config, monkeypatch):
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    assert reached(completed(base_config)["responses"]) == {}
+
+
+@pytest.mark.parametrize("url", ["node7:8000/v1", "ftp://node7/v1", "http:///v1", "http://n/?k=s3"])
+@pytest.mark.parametrize("place", ["config", "environment"])
+def test_an_address_that_is_none_is_refused_while_planning(url, place, served, monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", url)
+    found = refusal(served(base_url=url) if place == "config" else served())
+    assert "'responses.openai.base_url' (or OPENAI_BASE_URL) is no http(s)://host/path" in found
+
+
+def test_secrets_in_the_wrong_place_are_refused_without_being_repeated(served):
+    for settings in (
+        {"base_url": "http://me:s3cret@node7/v1"},
+        {"base_url": "http://node7/v1", "api_key_env": "sk-s3cret"},
+    ):
+        found = refusal(served(**settings))
+        assert "environment variable" in found
+        assert "s3cret" not in found
+
+
+@pytest.mark.parametrize("name", ["n", "stream", "stop_token_ids", "max_tokens"])
+def test_a_field_that_the_stages_set_is_refused_in_the_extra_body(served, name):
+    found = refusal(served(base_url="http://node7/v1", extra_body={name: 2}))
+    assert f"'responses.openai.extra_body.{name}' is set by the stages" in found

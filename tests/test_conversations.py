@@ -53,6 +53,19 @@ def test_messages_keep_their_turns_order_and_other_keys():
     assert read({"messages": turns}, "generate").messages == found[:-1]
 
 
+def test_a_servers_message_keeps_its_reasoning_and_loses_its_empty_fields():
+    empty = {"refusal": None, "audio": None, "function_call": None, "tool_calls": []}
+    thought = ANSWER | {"reasoning_content": "Hm, why indeed."}
+    found = read({"messages": [USER, thought | empty]}, "given").messages
+    assert found == [USER, thought | {"tool_calls": []}]
+
+
+def test_reasoning_without_an_answer_is_no_answer():
+    cut = {"role": "assistant", "content": None, "reasoning_content": "Hm, why"}
+    with pytest.raises(MalformedRow, match=r"turn 1 \(assistant\) has no text"):
+        read({"messages": [USER, cut]}, "given")
+
+
 def test_sharegpt_conversations_have_the_same_shape():
     turns = [
         ("system", "Be brief."),

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 import reference_loop
 from draftmill import tables
-from generate_responses import batches_of
+from draftmill.transformers_engine import batches_of
 from mini_road import MiniRoad, road_of
 
 Lengths = strategies.lists(strategies.integers(1, 9), min_size=1, max_size=40)

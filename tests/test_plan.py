@@ -139,6 +139,54 @@ def test_a_seed_matters_where_answers_are_sampled(config, changed):
         assert differing(before, after) == matching(before, "responses/learn/*" + OF_LEARN)
 
 
+SERVED = {"backend": "openai", "openai": {"base_url": "http://node7:8000/v1"}}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("base_url", "http://node8:8000/v1"),
+        ("concurrency", 3),
+        ("retries", 0),
+        ("timeout_seconds", 5),
+        ("api_key_env", "ANOTHER_KEY"),
+    ],
+)
+def test_how_a_server_is_reached_changes_nothing_that_is_made(key, value, config, changed):
+    config = changed(config, "responses", SERVED)
+    other = changed(config, f"responses.openai.{key}", value)
+    assert fingerprints(other) == fingerprints(config)
+    plans = [Plan(completed(c)) for c in (config, other)]
+    assert json.loads(plans[1].engine_options)[key] == value
+    assert plans[0].engine_options != plans[1].engine_options
+    settings = plans[1].settings("generate_responses", source="learn", shard="00000")
+    assert key not in settings
+    assert str(value) not in json.dumps(json.loads(settings)["config"]["openai"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("openai.model", "other", FROM_GENERATED),
+        ("openai.extensions", False, FROM_GENERATED),
+        ("openai.extra_body", {"top_k": 3}, FROM_GENERATED),
+        ("max_new_tokens", 9, FROM_GENERATED),
+        ("temperature", 0.7, "responses/learn/*" + OF_LEARN),
+        ("backend", "transformers", FROM_GENERATED),
+        ("batch_size", 9, ""),
+    ],
+)
+def test_what_a_server_is_asked_changes_what_follows_from_it(key, value, expected, config, changed):
+    config = changed(config, "responses", SERVED)
+    before, after = (fingerprints(c) for c in (config, changed(config, f"responses.{key}", value)))
+    assert differing(before, after) == matching(before, expected)
+
+
+def test_a_server_that_is_not_used_changes_nothing(config, changed):
+    other = changed(config, "responses.openai", {"model": "m", "extra_body": {"a": 1}})
+    assert fingerprints(other) == fingerprints(config)
+
+
 def test_a_higher_limit_keeps_full_shards_and_adds_new_ones(config, changed):
     before = fingerprints(config)
     after = fingerprints(changed(config, "sources.learn.limit", 40))

@@ -28,6 +28,14 @@ FORGETFUL = (  # earlier answers lose their thoughts, as with Qwen3 and others
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
+REASONING = (  # thoughts in a field of their own, kept in the last answer only, as with Kimi-K2.5
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' %}{{ '<think>' }}"
+    "{% if loop.last %}{{ message.get('reasoning_content', '') }}{% endif %}{{ '</think>' }}{% endif %}"
+    "{{ message['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>' }}{% endif %}"
+)
+
 
 def chat(*texts: str) -> list[dict]:
     """user, assistant, user, ... with these texts."""
@@ -125,6 +133,17 @@ def test_a_template_that_drops_earlier_thoughts_gives_a_sample_per_answer_as_ser
     assert [supervised(forgetful, sample) for sample in samples] == [[first + END], [second + END]]
     texts = [forgetful.tokenizer.decode(sample.ids) for sample in samples]
     assert texts == [served("Why?", first), served("Why?", "Because.", "How?", second)]
+
+
+def test_reasoning_in_a_field_of_its_own_is_supervised_as_it_was_served(rendering):
+    maker = rendering(REASONING)
+    messages = chat("Why?", "Because.", "How?", "So.")
+    messages[1]["reasoning_content"] = "Hm."
+    messages[3]["reasoning_content"] = "Well."
+    first, last = maker.samples(messages)
+    assert supervised(maker, first) == ["Hm.</think>Because." + END]
+    assert supervised(maker, last) == ["Well.</think>So." + END]
+    assert "Hm." not in maker.tokenizer.decode(last.ids)
 
 
 def test_a_template_that_drops_nothing_here_gives_one_sample(rendering):

@@ -46,8 +46,11 @@ RUN_BY = {
     "draft_vocab": ["build_draft_vocab", "train_eagle3", "measure_acceptance", "report"],
     "dtype_policy": LOADS_TARGET,
     "eagle3": ["train_eagle3"],
+    "endpoint": ["generate_responses"],
     "errors": [*EVERYTHING],
     "golden_table": ["prepare_target"],
+    "generation": ["generate_responses"],
+    "openai_engine": ["generate_responses"],
     "packing": ["train_eagle3"],
     "raw_rows": ["prepare_prompts"],
     "rendering": ["generate_responses", "tokenize_conversations"],
@@ -70,6 +73,7 @@ RUN_BY = {
     "tokenizer_files": ["prepare_target"],
     "trainer": ["train_eagle3"],
     "training_state": ["train_eagle3"],
+    "transformers_engine": ["generate_responses"],
     # the driver's own: they decide what is stale and change no result
     "layers": ["extract_hidden_states", "train_eagle3"],
     "launch": [],
@@ -77,6 +81,7 @@ RUN_BY = {
     "driver/artefacts": [],
     "driver/code": [],
     "driver/config": [],
+    "driver/engine": [],
     "driver/images": [],
     "driver/plan": [],
     "driver/provenance": [],
@@ -98,6 +103,7 @@ CONFIG_CASES = [
     (("responses", "max_new_tokens"), 20, ["generate_responses"]),
     (("responses", "seed"), 5, []),  # greedy: no seed is used
     (("responses", "truncated"), "skip", ["tokenize_conversations"]),
+    (("responses", "openai"), {"base_url": "http://other/v1"}, []),  # another engine's
     (("drafters", "small", "draft_vocab_size"), 128, ["build_draft_vocab", "train_eagle3"]),
     (("drafters", "small", "training", "steps"), 11, ["train_eagle3"]),
     (("drafters", "small", "training", "seed"), 1, ["train_eagle3"]),

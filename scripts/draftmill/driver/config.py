@@ -9,6 +9,7 @@ from pathlib import Path
 import jsonschema
 import yaml
 
+from draftmill.driver import engine
 from draftmill.driver.target_source import layer_count
 from draftmill.errors import DraftmillError
 from draftmill.layers import check_layers
@@ -33,6 +34,7 @@ def completed(config: dict) -> dict:
     check_target(config["target"])
     for name, source in config["sources"].items():
         check_source(name, source)
+    engine.check(config["responses"])
     check_drafters(config)
     count = layer_count(config["target"])
     for name, capture in config["hidden_states"]["captures"].items():

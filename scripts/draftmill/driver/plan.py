@@ -9,7 +9,7 @@ with them.
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from draftmill.driver import sources, target_source, tokenizer_source
+from draftmill.driver import engine, sources, target_source, tokenizer_source
 from draftmill.driver.code import code_of
 from draftmill.stage import canonical, combine, fingerprint_of
 
@@ -60,6 +60,11 @@ class Plan:
         """One digest over the locks: third-party code is versioned by them."""
         return combine(sources.file_digest(ENVS / name) for name in LOCKS)
 
+    @cached_property
+    def engine_options(self) -> str:
+        """How the engine of generate_responses is reached, as JSON: part of no settings."""
+        return canonical(engine.reached(self.config["responses"]))
+
     def fingerprint(self, rule: str, **wildcards: str) -> str:
         return fingerprint_of(self.settings(rule, **wildcards))
 
@@ -92,8 +97,10 @@ class Plan:
 
     def _generate_responses(self, source: str, shard: str) -> tuple[dict, dict]:
         settings = self.config["sources"][source]
-        slice_ = dict(self.config["responses"]) | self._rendering(source)
+        slice_ = engine.science(self.config["responses"]) | self._rendering(source)
         del slice_["truncated"]  # decided when the answers are tokenized
+        if slice_["backend"] != "transformers":
+            del slice_["padding"]  # a server batches as it likes
         if settings["role"] != "train":
             slice_ |= {"temperature": 0.0, "top_p": 1.0}
         if slice_["temperature"] == 0:

@@ -1,0 +1,117 @@
+"""An endpoint with the OpenAI API: the client with its key, the served model, and failures as sentences.
+
+The key is read from the environment here and stands nowhere else: not in settings, logs, records or
+errors.
+"""
+
+import os
+import re
+
+import openai
+
+from draftmill.errors import DraftmillError
+
+CONTEXT = re.compile(r"context[ _](length|window|size)|max_model_len|\btoo long\b", re.IGNORECASE)
+LENGTH = (400, 413, 422)
+TRANSIENT = (408, 409, 429)  # and all from 500 on: what the client retries
+UNLISTED = (404, 405)  # not every endpoint lists its models
+CONNECT_SECONDS = 10.0
+QUOTED = 300  # characters of a server's message
+
+
+class TooLong(Exception):
+    """Why the server cannot take a prompt of this length."""
+
+
+class Endpoint:
+    """One endpoint; `options` are those of the plan: base_url, retries, timeout_seconds, api_key_env."""
+
+    def __init__(self, options: dict):
+        self.url = options["base_url"]
+        self.retries = options["retries"]
+        self.key_name = options["api_key_env"]
+        self.key = os.environ.get(self.key_name, "").strip()
+        seconds = options["timeout_seconds"]
+        self.client = openai.AsyncOpenAI(
+            api_key=self.key or "none",  # given, or the client would take another variable's
+            base_url=self.url,
+            max_retries=self.retries,
+            timeout=openai.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS)),
+        )
+        self.headers = {} if self.key else {"Authorization": openai.Omit()}
+
+    async def model(self, wanted: str | None) -> str:
+        """The served model's name: the wanted one, or the only one where none is named.
+
+        Raises DraftmillError where the endpoint lists others only, or several to choose from.
+        """
+        try:
+            page = await self.client.models.list(extra_headers=self.headers)
+            served = [model.id for model in getattr(page, "data", None) or []]
+        except openai.OpenAIError as error:
+            if getattr(error, "status_code", None) not in UNLISTED:
+                raise self.failure(error, "the list of models", {}) from None
+            served = []
+        if wanted is None and len(served) == 1:
+            return served[0]
+        if wanted is None or (served and wanted not in served):
+            found = f"serves {', '.join(served)}" if served else "lists no models"
+            asked = "no model is named" if wanted is None else f"'{wanted}' is asked for"
+            raise DraftmillError(
+                f"{self.url}: {found}, but {asked}; set responses.openai.model to the name under which the "
+                "target is served there."
+            )
+        return wanted
+
+    async def complete(self, where: str, extra_body: dict, **request) -> object:
+        """The response to one request for a completion, retried with back-off where that can help.
+
+        Raises TooLong for a prompt beyond the server's context, DraftmillError for every other failure.
+        """
+        try:
+            return await self.client.completions.create(
+                **request, extra_body=extra_body, extra_headers=self.headers
+            )
+        except openai.OpenAIError as error:
+            if self.too_long(error):
+                raise TooLong(f"{self.url} refuses its length: {self.message_of(error)}") from None
+            raise self.failure(error, where, extra_body) from None
+
+    def too_long(self, error: openai.OpenAIError) -> bool:
+        words = f"{getattr(error, 'code', '')} {self.message_of(error)}"
+        return getattr(error, "status_code", None) in LENGTH and bool(CONTEXT.search(words))
+
+    def failure(self, error: openai.OpenAIError, where: str, extra_body: dict) -> DraftmillError:
+        """What the client raised, as one sentence without the key."""
+        status = getattr(error, "status_code", None)
+        if status in (401, 403):  # the message may quote the key, whole or in part: not repeated
+            held = "is refused" if self.key else "is not set"
+            return DraftmillError(
+                f"{self.url}: answers {status}: the key in the environment variable {self.key_name} {held}; "
+                "put a key that this endpoint accepts there, in the environment of the jobs "
+                "(responses.openai.api_key_env names the variable)."
+            )
+        message = self.message_of(error)
+        if status is None or status in TRANSIENT or status >= 500:
+            return DraftmillError(
+                f"{where}: {self.url} failed in {self.retries + 1} attempts, at last with: {message}; look at "
+                "the server, raise responses.openai.retries or timeout_seconds if it only needs time, and "
+                "start Snakemake again."
+            )
+        refused = [name for name in extra_body if re.search(rf"\b{re.escape(name)}\b", message)]
+        hint = "mend the request's settings under responses, or the server"
+        if refused:
+            hint = (
+                f"it does not know '{refused[0]}': set responses.openai.extensions: false, or take the field out "
+                "of responses.openai.extra_body"
+            )
+        return DraftmillError(f"{where}: {self.url} answers {status}: {message}; {hint}.")
+
+    def message_of(self, error: openai.OpenAIError) -> str:
+        """The server's own words, in one line, shortened, without the key."""
+        body = getattr(error, "body", None)
+        text = body.get("message") or body if isinstance(body, dict) else body or str(error)
+        line = " ".join(str(text).split())
+        if self.key:
+            line = line.replace(self.key, "[key]")
+        return line[:QUOTED].rstrip(" .")
