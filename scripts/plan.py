@@ -38,7 +38,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--configfile", type=Path, default=Path("config.yaml"))
     made.add_argument("--target-config", type=Path, help="the target's config.json")
     made.add_argument("--json", action="store_true", help="for programs")
-    tokens = "assumed tokens of a row's {} where rows or tokenizer are not at hand (default %(default)s)"
+    tokens = (
+        "assumed tokens of a row's {} where rows or tokenizer are not at hand (default %(default)s)"
+    )
     made.add_argument(
         "--prompt-tokens", type=positive(int), default=PROMPT_TOKENS, help=tokens.format("prompt")
     )

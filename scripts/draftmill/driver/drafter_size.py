@@ -27,7 +27,9 @@ class DrafterSize:
         return self.trained + self.frozen
 
 
-def drafter_size(settings: dict, layers: list[int], target: object, size: TargetSize) -> DrafterSize:
+def drafter_size(
+    settings: dict, layers: list[int], target: object, size: TargetSize
+) -> DrafterSize:
     """The size of a drafter of the configuration.
 
     settings: its section of `drafters`. target: the target's transformers configuration.

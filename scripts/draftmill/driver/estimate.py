@@ -21,16 +21,16 @@ from draftmill.dtype_policy import BYTES
 LOADING_SHARE = 0.1  # above it, jobs mostly wait for weights
 BACKWARD = 3  # forward and backward pass, in forward passes
 FORMULAS = {
-    "active": "decoder layers (routed experts scaled) + final norm + head",
-    "resident extraction": "all weights + batch_tokens x (4 hidden + 2 intermediate + states)",
-    "streamed extraction": "largest layer + embedding + head + one shard's tokens x (1 + states) x hidden",
-    "training": "16 bytes (mixed; 8 in bf16) per trained parameter for weights, gradients and AdamW's two "
-    "moments + best weights + frozen embedding and head + target head "
-    "+ tokens_per_batch x ttt_steps x draft vocabulary x 8 bytes of logits and their gradient",
-    "generation": "tokens x 2 active + 2 layers x hidden x length^2 a sequence",
+    "active": "decoder layers (routed experts x experts per token / experts) + final norm + head",
+    "resident extraction": "all weights + batch_tokens x (4 hidden + 2 intermediate + states x hidden)",
+    "streamed extraction: weights": "largest layer + embedding + head",
+    "streamed extraction: a shard's states": "tokens of the largest shard x (1 + states) x hidden",
+    "training": "trained parameters x (weights + gradients + 2 moments + best weights, fp32 in mixed) + frozen "
+    "embedding and head + target head + tokens_per_batch x ttt_steps x draft vocabulary x 8 bytes of logits",
+    "generation": "tokens x 2 active + sequences x 2 layers x hidden x length^2",
     "extraction": "the same without the head",
-    "training operations": "3 forward passes x ttt_steps x 2 multiplied drafter parameters x tokens",
-    "acceptance": "draft_tokens x 2 multiplied drafter parameters x tokens of the test sources",
+    "training operations": "3 x ttt_steps x 2 x drafter parameters (embedding not) x tokens seen",
+    "acceptance": "draft_tokens x 2 x drafter parameters (embedding not) x tokens of the test sources",
 }
 
 
@@ -107,6 +107,7 @@ def disk_use(
         "total": total,
         "present": present,
         "free": free,
+        "kept": plan.config["hidden_states"]["keep_states"],
         "short": max(0, total - present - free),
     }
 
@@ -123,21 +124,24 @@ def memory(
     per_token = 4 * size.hidden + 2 * size.intermediate + widest * size.hidden
     batch = config["hidden_states"]["batch_tokens"]
     shard = max(e.tokens / e.shards for e in tokens.values())
-    streamed = size.largest_layer + size.embedding + size.head + shard * (1 + widest) * size.hidden
+    streamed = size.largest_layer + size.embedding + size.head
     training = {}
     for name, settings in config["drafters"].items():
         found, options = drafters[name], settings["training"]
         each = BYTES["float32" if options["precision"] == "mixed" else "bfloat16"]
         vocab = min(settings["draft_vocab_size"], size.vocab)
         training[name] = round(
-            found.trained * each * (4 + 1)  # weights, gradients, two moments; the best weights so far
+            found.trained
+            * each
+            * (4 + 1)  # weights, gradients, two moments; the best weights so far
             + found.frozen * each
             + vocab * size.hidden * BYTES[size.dtype]
             + options["tokens_per_batch"] * settings["ttt_steps"] * vocab * 8
         )
     return {
         "resident extraction": size.bytes_of(size.total + batch * per_token),
-        "streamed extraction": size.bytes_of(streamed),
+        "streamed extraction: weights": size.bytes_of(streamed),
+        "streamed extraction: a shard's states": size.bytes_of(shard * (1 + widest) * size.hidden),
         "training": training,
     }
 

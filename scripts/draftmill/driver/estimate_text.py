@@ -21,8 +21,9 @@ def lines_of(found: dict) -> Iterator[str]:
     yield "memory, per process"
     yield from table(memory_rows(found))
     yield ""
-    yield "operations"
-    yield from table([[f"  {k}", f"{v:.2e} FLOP"] for k, v in found["operations"].items()])
+    rate = found["loading"]["tflops"]
+    yield f"operations, and time at {rate:g} TFLOP/s (generation takes longer: it waits for memory)"
+    yield from table(operation_rows(found))
     yield ""
     yield from loading_lines(found["loading"], found["checkpoint"])
     yield ""
@@ -30,7 +31,8 @@ def lines_of(found: dict) -> Iterator[str]:
     for name, layers in found["layers"].items():
         yield f"    {name}: {{output_of: {layers}}}"
     yield ""
-    yield f"the run takes {bytes_text(disk['total'])} on disk, {bytes_text(disk['present'])} of it there already"
+    peak = "" if disk["kept"] else ", before it deletes states that are no longer needed"
+    yield f"the run takes {bytes_text(disk['total'])} on disk, {bytes_text(disk['present'])} of it there already{peak}"
     yield "  (states, target and drafters; prompt, response and token tables are not counted)"
     yield f"free in the results folder: {bytes_text(disk['free'])}"
     if disk["short"]:
@@ -38,6 +40,8 @@ def lines_of(found: dict) -> Iterator[str]:
             f"WARNING: {bytes_text(disk['short'])} are missing; lower the sources' limit, name fewer layers, "
             "set hidden_states.keep_states: false, or give results/ a larger disk."
         )
+    yield ""
+    yield from (f"{name} = {formula}" for name, formula in found["formulas"].items())
     if any(source["rough"] for source in found["sources"].values()):
         yield (
             "Rough figures: 'at most' takes every answer at responses.max_new_tokens; 'assumed' takes "
@@ -75,14 +79,15 @@ def source_rows(found: dict) -> list[list[str]]:
 
 
 def memory_rows(found: dict) -> list[list[str]]:
-    memory, formulas = found["memory"], found["formulas"]
-    rows = [
-        [f"  {k}", bytes_text(memory[k]), formulas[k]]
-        for k in ("resident extraction", "streamed extraction")
-    ]
-    for name, value in memory["training"].items():
-        rows.append([f"  training {name}", bytes_text(value), "see --json for the formula"])
-    return rows
+    memory = dict(found["memory"])
+    training = {f"training {name}": value for name, value in memory.pop("training").items()}
+    return [[f"  {name}", bytes_text(value)] for name, value in (memory | training).items()]
+
+
+def operation_rows(found: dict) -> list[list[str]]:
+    rate = found["loading"]["tflops"] * 1e12
+    operations = found["operations"].items()
+    return [[f"  {name}", f"{value:.2e}", time_text(value / rate)] for name, value in operations]
 
 
 def loading_lines(loading: dict, checkpoint: dict) -> Iterator[str]:

@@ -23,9 +23,7 @@ class ShardBytes:
     per_shard: float
 
     def total(self, tokens: float, samples: float, shards: int) -> int:
-        return round(
-            tokens * self.per_token + samples * self.per_sample + shards * self.per_shard
-        )
+        return round(tokens * self.per_token + samples * self.per_sample + shards * self.per_shard)
 
 
 @cache

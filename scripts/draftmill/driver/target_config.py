@@ -53,9 +53,7 @@ def config_file(target: dict) -> Path:
 
 def hub_file(target: dict, name: str) -> Path | None:
     """A file of the hub checkpoint where it was downloaded before; None where it was not."""
-    found = huggingface_hub.try_to_load_from_cache(
-        target["hub"], name, revision=target["revision"]
-    )
+    found = huggingface_hub.try_to_load_from_cache(target["hub"], name, revision=target["revision"])
     return Path(found) if isinstance(found, str) else None
 
 
