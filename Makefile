@@ -2,11 +2,12 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 CORES ?= 2
+CONFIG ?= config.yaml
 BIN := $(abspath $(VENV))/bin
 export PATH := $(BIN):$(PATH)
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: demo smoke install install-dev test test-all lint format docs lock prune benchmark clean
+.PHONY: demo smoke plan install install-dev test test-all lint format docs lock prune benchmark clean
 
 demo: install  ## install, then prompts -> drafter -> tau report on SmolLM2
 	snakemake --cores $(CORES)
@@ -15,6 +16,9 @@ demo: install  ## install, then prompts -> drafter -> tau report on SmolLM2
 
 smoke: install  ## the same road on ten conversations, in about a minute
 	snakemake --cores $(CORES) --configfile configs/smoke.yaml
+
+plan: install  ## what a run will cost, before it runs: CONFIG=configs/...yaml
+	@python scripts/plan.py --configfile $(CONFIG)
 
 install: $(VENV)/.installed-requirements.lock
 

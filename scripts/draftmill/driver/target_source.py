@@ -34,13 +34,15 @@ def digest(target: dict) -> str:
 
 
 def layer_count(target: dict) -> int | None:
-    """The target's number of decoder layers, from its config.json or GGUF header; None where neither is at
-    hand: the stages check it again."""
+    """The target's number of decoder layers, from its config.json, a copy of it or its GGUF header; None where
+    none is at hand: the stages check it again."""
     if target["package"]:
         path = package_file(target["package"], target["gguf"])
         return int(remembered(path, "layers", lambda: gguf_layers(path))[0])
-    path = Path(target["path"] or "") / "config.json"
-    if not target["path"] or not path.is_file():
+    own = Path(target["path"], "config.json") if target["path"] else None
+    copy = Path(target["config"]) if target["config"] else None
+    path = next((p for p in (own, copy) if p and p.is_file()), None)
+    if path is None:
         return None
     found = read_json(path)
     return found.get("text_config", found).get("num_hidden_layers")

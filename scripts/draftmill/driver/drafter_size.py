@@ -1,0 +1,50 @@
+"""How large a drafter is: speculators' own model on the meta device, built from the target's config.json."""
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from draftmill import eagle3
+from draftmill.driver.target_size import TargetSize
+
+FROZEN = ("embed_tokens.", "lm_head.")  # the target's, not trained
+
+
+@dataclass(frozen=True)
+class DrafterSize:
+    """Parameter counts. multiplied: what one token is multiplied with in one drafting step, lm_head
+    included, embedding (a look-up) not."""
+
+    trained: int
+    frozen: int
+    multiplied: int
+
+    @property
+    def total(self) -> int:
+        return self.trained + self.frozen
+
+
+def drafter_size(
+    settings: dict, layers: list[int], target: object, size: TargetSize
+) -> DrafterSize:
+    """The size of a drafter of the configuration.
+
+    settings: its section of `drafters`. target: the target's transformers configuration.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        # speculators reads the target's configuration from a folder
+        Path(folder, "config.json").write_text(json.dumps(target.to_dict(), default=str))
+        about = {"checkpoint": folder, "trust_remote_code": False, "name": size.architecture}
+        slice_ = settings | {"layers": {"output_of": layers}}
+        slice_["draft_vocab_size"] = min(settings["draft_vocab_size"], size.vocab)
+        config = eagle3.config_of(slice_, about, "cpu")
+    with torch.device("meta"):
+        model = eagle3.without_verifier(eagle3.Eagle3DraftModel(config))
+    counts = {name: p.numel() for name, p in model.named_parameters()}
+    frozen = sum(n for name, n in counts.items() if name.startswith(FROZEN))
+    trained = sum(counts.values()) - frozen
+    head = sum(n for name, n in counts.items() if name.startswith("lm_head."))
+    return DrafterSize(trained, frozen, trained + head)

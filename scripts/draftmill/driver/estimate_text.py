@@ -1,0 +1,149 @@
+"""An estimate as aligned tables for people."""
+
+from collections.abc import Iterator
+
+from draftmill.driver.estimate import LOADING_SHARE
+
+
+def text_of(found: dict) -> str:
+    """The whole estimate as text."""
+    return "\n".join(lines_of(found))
+
+
+def lines_of(found: dict) -> Iterator[str]:
+    target, disk = found["target"], found["disk"]
+    yield f"{found['run']}: {target['architecture']} ({target['config']})"
+    yield ""
+    yield from table(target_rows(found))
+    yield ""
+    yield from table(source_rows(found))
+    yield ""
+    yield "memory, per process"
+    yield from table(memory_rows(found))
+    yield ""
+    rate = found["loading"]["tflops"]
+    yield f"operations, and time at {rate:g} TFLOP/s (generation takes longer: it waits for memory)"
+    yield from table(operation_rows(found))
+    yield ""
+    yield from loading_lines(found["loading"], found["checkpoint"])
+    yield ""
+    yield "default layers of this target (hidden_states.captures)"
+    for name, layers in found["layers"].items():
+        yield f"    {name}: {{output_of: {layers}}}"
+    yield ""
+    peak = "" if disk["kept"] else ", before it deletes states that are no longer needed"
+    yield f"the run takes {bytes_text(disk['total'])} on disk, {bytes_text(disk['present'])} of it there already{peak}"
+    yield "  (states, target and drafters; prompt, response and token tables are not counted)"
+    yield f"free in the results folder: {bytes_text(disk['free'])}"
+    if disk["short"]:
+        yield (
+            f"WARNING: {bytes_text(disk['short'])} are missing; lower the sources' limit, name fewer layers, "
+            "set hidden_states.keep_states: false, or give results/ a larger disk."
+        )
+    yield ""
+    yield from (f"{name} = {formula}" for name, formula in found["formulas"].items())
+    if any(source["rough"] for source in found["sources"].values()):
+        yield (
+            "Rough figures: 'at most' takes every answer at responses.max_new_tokens; 'assumed' takes "
+            "--prompt-tokens and --answer-tokens."
+        )
+
+
+def target_rows(found: dict) -> list[list[str]]:
+    target = found["target"]
+    size = {"bfloat16": 2, "float32": 4}[target["dtype"]]
+
+    def row(name: str, parameters: float, note: str = "") -> list[str]:
+        return [name, count_text(parameters), bytes_text(parameters * size), note]
+
+    share = target["experts"]
+    return [
+        row("parameters", target["total"], f"in {target['dtype']}"),
+        row("  embedding", target["embedding"], f"{target['vocab']} x {target['hidden']}"),
+        row("  decoder layers", target["decoder_layers"], f"{target['layers']} layers"),
+        row("  largest layer", target["largest_layer"]),
+        row("  head", target["head"], "" if target["head"] else "tied to the embedding"),
+        row("active per token", target["active"], share),
+        *(row(f"drafter {n}", d["trained"] + d["frozen"]) for n, d in found["drafters"].items()),
+    ]
+
+
+def source_rows(found: dict) -> list[list[str]]:
+    captures = list(next(iter(found["sources"].values()))["states"])
+    rows = [["source", "rows", "shards", "tokens", *(f"states {c}" for c in captures), "basis"]]
+    for name, source in found["sources"].items():
+        states = [bytes_text(source["states"][c]) for c in captures]
+        figures = [f"{source['rows']:,}", f"{source['shards']:,}", f"{source['tokens']:,}"]
+        rows.append([name, *figures, *states, source["basis"]])
+    return rows
+
+
+def memory_rows(found: dict) -> list[list[str]]:
+    memory = dict(found["memory"])
+    training = {f"training {name}": value for name, value in memory.pop("training").items()}
+    return [[f"  {name}", bytes_text(value)] for name, value in (memory | training).items()]
+
+
+def operation_rows(found: dict) -> list[list[str]]:
+    rate = found["loading"]["tflops"] * 1e12
+    operations = found["operations"].items()
+    return [[f"  {name}", f"{value:.2e}", time_text(value / rate)] for name, value in operations]
+
+
+def loading_lines(loading: dict, checkpoint: dict) -> Iterator[str]:
+    yield (
+        f"loading the target: {bytes_text(checkpoint['bytes'])} ({checkpoint['basis']}) at "
+        f"{loading['read_gb_per_second']:g} GB/s, {time_text(loading['seconds'])} a job, "
+        f"{loading['share']:.0%} of extraction's time"
+    )
+    yield (
+        f"  (--shards-per-job {loading['shards_per_job']}; {time_text(loading['computing'])} of computing "
+        f"at {loading['tflops']:g} TFLOP/s)"
+    )
+    if loading["share"] <= LOADING_SHARE:
+        return
+    if loading["enough"]:
+        yield (
+            f"WARNING: above {LOADING_SHARE:.0%}; with {loading['enough']} shards a job it is below. Set "
+            f"extract_hidden_states' resource shards_per_job={loading['enough']}, or a larger shard_size."
+        )
+    else:
+        yield (
+            f"WARNING: above {LOADING_SHARE:.0%}, and {loading['best_share']:.0%} even with every source in one "
+            "job; the data are few for this target: add rows, or put the checkpoint on a faster disk."
+        )
+
+
+def table(rows: list[list[str]]) -> Iterator[str]:
+    """Rows of equal length with aligned columns: figures to the right, words to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    last = len(widths) - 1
+    for row in rows:
+        cells = [
+            cell.ljust(width) if i in (0, last) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def bytes_text(value: float) -> str:
+    return scaled(value, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
+def count_text(value: float) -> str:
+    return scaled(value, ("", "k", "M", "G", "T"))
+
+
+def scaled(value: float, units: tuple[str, ...]) -> str:
+    """Three significant figures with a decimal unit: 35.2 TB."""
+    power = 0
+    while abs(value) >= 999.5 and power < len(units) - 1:
+        value, power = value / 1000, power + 1
+    digits = 0 if abs(value) >= 99.95 or power == 0 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{digits}f} {units[power]}".rstrip()
+
+
+def time_text(seconds: float) -> str:
+    if seconds >= 5400:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.2g} s"
