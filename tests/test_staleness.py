@@ -92,7 +92,7 @@ RUN_BY = {
     "driver/session": [],
     "driver/shard_bytes": [],
     "driver/sources": [],
-    "driver/target_config": [],
+    "driver/target_description": [],
     "driver/target_size": [],
     "driver/target_source": [],
     "driver/tokenizer_source": [],

@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 import transformers
 import yaml
+from transformers import AutoModelForCausalLM
 
-from draftmill import eagle3, target_model
+from draftmill import eagle3
 from draftmill.driver.config import completed
 from draftmill.driver.drafter_size import drafter_size
 from draftmill.driver.estimate import Options, estimate
 from draftmill.driver.plan import Plan
-from draftmill.driver.target_config import checkpoint_folder, target_config
+from draftmill.driver.target_description import checkpoint_folder, target_config
 from draftmill.driver.target_size import is_ignored, target_size
 from draftmill.driver.token_estimate import Assumed
 from draftmill.errors import DraftmillError
+from draftmill.target_manifest import read_manifest
 
 TARGETS = Path(__file__).resolve().parents[1] / "configs" / "targets"
 HUB = {"path": None, "hub": "a/b", "revision": "0" * 40, "package": None, "config": None}
@@ -29,7 +31,7 @@ def published(name: str):
 
 def test_the_counts_of_a_checkpoint_are_those_of_the_loaded_model(tiny_target):
     config, where = target_config(HUB | {"hub": None, "path": str(tiny_target)})
-    model = target_model.load({"checkpoint": tiny_target, "trust_remote_code": False}, "bfloat16")
+    model = AutoModelForCausalLM.from_pretrained(tiny_target, dtype="bfloat16")
     size = target_size(config, "bfloat16")
     assert where == str(tiny_target / "config.json")
     assert size.total == sum(p.numel() for p in model.parameters())
@@ -111,7 +113,7 @@ def test_a_drafter_is_counted_as_the_stage_builds_it(config, prepared_target):
         "norm_before_fc": False,
         "ttt_steps": 3,
     }
-    manifest = target_model.read_manifest(prepared_target / "manifest.json")
+    manifest = read_manifest(prepared_target / "manifest.json")
     built = eagle3.config_of(settings | {"layers": {"output_of": [0, 2, 3]}}, manifest, "cpu")
     model = eagle3.without_verifier(eagle3.Eagle3DraftModel(built))
     counts = {n: p.numel() for n, p in model.named_parameters()}

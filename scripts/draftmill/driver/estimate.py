@@ -13,7 +13,7 @@ from draftmill.driver.default_layers import dflash_layers, eagle3_layers
 from draftmill.driver.drafter_size import DrafterSize, drafter_size
 from draftmill.driver.plan import Plan
 from draftmill.driver.shard_bytes import shard_bytes
-from draftmill.driver.target_config import checkpoint_folder, target_config
+from draftmill.driver.target_description import checkpoint_folder, target_config
 from draftmill.driver.target_size import TargetSize, checkpoint_bytes, target_size
 from draftmill.driver.token_estimate import Assumed, TokenEstimate, TokenEstimator
 from draftmill.dtype_policy import BYTES

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from torch import nn
 
-from draftmill import target_model
 from draftmill.dtype_policy import BYTES
+from draftmill.target_config import quantisation, text_config
+from draftmill.target_structure import decoder_layers, final_norm, meta_model, text_decoder
 
 # the names under which families keep the number of routed experts, and of those that a token visits
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
@@ -56,13 +57,13 @@ def target_size(config: object, dtype: str) -> TargetSize:
 
     Raises DraftmillError where transformers has no language model for the configuration.
     """
-    model = target_model.meta_model(config)
-    text = target_model.text_config(config)
-    layers = target_model.decoder_layers(model)
+    model = meta_model(config)
+    text = text_config(config)
+    layers = decoder_layers(model)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = head.weight is embedding.weight or bool(text.tie_word_embeddings)
     share, experts = expert_share(text)
-    norm = count(target_model.final_norm(model))
+    norm = count(final_norm(model))
     routed = sum(p.numel() for n, p in layers.named_parameters() if ROUTED.search(n))
     decoder = count(layers)
     total = count(model) - (count(head) if tied and head.weight is not embedding.weight else 0)
@@ -103,15 +104,13 @@ def expert_share(text: object) -> tuple[float, str]:
 def stored_bytes(config: object, model: nn.Module, dtype: str, total: int) -> int:
     """Bytes of the checkpoint on disk: packed integers with one bf16 scale a group where a
     compressed-tensors configuration says so, else every parameter in the declared dtype."""
-    found = getattr(target_model.text_config(config), "quantization_config", None) or getattr(
-        config, "quantization_config", None
-    )
-    groups = (found or {}).get("config_groups") if isinstance(found, dict) else None
+    found = quantisation(config) or {}
+    groups = found.get("config_groups")
     weights = next(iter(groups.values()))["weights"] if groups else {}
     if not weights.get("num_bits") or not weights.get("group_size"):
         return total * BYTES[dtype]
     ignored = found.get("ignore") or []
-    decoder = target_model.text_decoder(model)
+    decoder = text_decoder(model)
     packed = sum(
         p.numel()
         for n, p in decoder.named_parameters()

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from transformers import AutoTokenizer
 
-from draftmill import raw_rows, tables, target_model
+from draftmill import raw_rows, tables, target_config, target_tokenizer
 from draftmill.conversations import MalformedRow, parse
 from draftmill.driver.plan import Plan
 from draftmill.errors import DraftmillError
@@ -168,7 +168,10 @@ def renderer_of(target: dict, folder: Path | None) -> tuple[Renderer | None, str
             stop_ids = [tokenizer.eos_token_id]
         else:
             about = {"checkpoint": str(folder), "trust_remote_code": target["trust_remote_code"]}
-            tokenizer, stop_ids = target_model.tokenizer_of(about), target_model.stop_ids(about)
+            settings = target["tokenizer"]
+            where = settings["path"] or str(folder)
+            tokenizer = target_tokenizer.load(where, settings["trust_remote_code"])
+            stop_ids = target_config.stop_ids(about)
         return Renderer(tokenizer, target["chat_template_kwargs"], stop_ids), ""
     except (DraftmillError, OSError, ValueError) as error:
         return None, f"tokenizer not usable: {str(error).splitlines()[0]}"
