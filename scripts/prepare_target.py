@@ -7,7 +7,6 @@ import argparse
 from pathlib import Path
 
 import torch
-import transformers
 from huggingface_hub import snapshot_download
 
 from draftmill import (
@@ -27,7 +26,7 @@ from draftmill.target_head import TargetHead
 from draftmill.target_location import package_file
 from draftmill.target_manifest import located
 from draftmill.target_skeleton import Skeleton
-from draftmill.target_structure import layer_count, meta_model
+from draftmill.target_structure import layer_count, model_of
 
 
 def main() -> None:
@@ -80,7 +79,7 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path, golden: Path | N
         "tokenizer": target_tokenizer.tokenizer_digest(loaded),
         "chat_template": target_tokenizer.template_digest(tokenizer),
         "files": files,
-        "weight_bytes": weight_bytes(config, settings),
+        "weight_bytes": weight_bytes(loaded, settings["dtype"]),
         "record": stage.record(dtypes=dict(ledger)),
         "fingerprint": stage.fingerprint,
     }
@@ -105,10 +104,10 @@ def head_tensors(manifest: dict, dtype: str, ledger: Ledger) -> dict[str, torch.
     return tensors
 
 
-def weight_bytes(config: transformers.PretrainedConfig, settings: dict) -> int:
+def weight_bytes(manifest: dict, dtype: str) -> int:
     """Bytes of the whole model in memory, dequantised."""
-    model = meta_model(config, settings["trust_remote_code"])
-    return sum(p.numel() for p in model.parameters()) * BYTES[settings["dtype"]]
+    model = model_of(manifest)
+    return sum(p.numel() for p in model.parameters()) * BYTES[dtype]
 
 
 if __name__ == "__main__":

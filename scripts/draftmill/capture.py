@@ -38,7 +38,7 @@ class Capture:
             decoder_layers(model)[layer].register_forward_hook(self._output_hook(layer))
             for layer in layers
         ]
-        self._hooks.append(norm.register_forward_pre_hook(self._last_hook))
+        self._hooks.append(norm.register_forward_pre_hook(self._last_hook, with_kwargs=True))
         self._hooks.append(norm.register_forward_hook(self._norm_hook))
 
     def _output_hook(self, layer: int):
@@ -48,8 +48,8 @@ class Capture:
 
         return hook
 
-    def _last_hook(self, module, args) -> None:
-        self._put("last", args[0], "the last layer")
+    def _last_hook(self, module, args, kwargs) -> None:
+        self._put("last", args[0] if args else next(iter(kwargs.values())), "the last layer")
 
     def _norm_hook(self, module, args, output) -> None:
         if (found := _found.get()) is not None:
@@ -79,6 +79,11 @@ class Capture:
         token = _found.set(found)
         try:
             output = self.decoder(input_ids=ids, attention_mask=mask, use_cache=False)
+        except (AttributeError, IndexError, TypeError) as error:
+            raise DraftmillError(
+                f"capture: {type(self.decoder).__name__} does not run on token ids alone ({error}); this "
+                "family is not supported."
+            ) from error
         finally:
             _found.reset(token)
         missing = [key for key in (*self.layers, "last") if key not in found]

@@ -38,28 +38,26 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
     return config.get_text_config(decoder=True)
 
 
-def auto_class(config: PretrainedConfig) -> type:
-    """The auto class that maps this configuration to a model with a language-model head.
+def auto_classes(config: PretrainedConfig) -> list[type]:
+    """The auto classes that map this configuration to a model with a language-model head, text-only first.
 
-    transformers' own classes come first; code of the checkpoint's own only where there is none.
+    transformers' own classes; code of the checkpoint's own only where there is none.
     """
     autos = [getattr(transformers, name) for name in AUTO_CLASSES]
     remote = getattr(config, "auto_map", None) or {}
-    for auto in autos:
-        if type(config) in auto._model_mapping:
-            return auto
-    for auto in autos:
-        if auto.__name__ in remote:
-            return auto
-    raise DraftmillError(
-        f"target: transformers has no language model for model_type '{config.model_type}'; an "
-        "encoder-only or unknown model cannot be a target."
-    )
+    native = [auto for auto in autos if type(config) in auto._model_mapping]
+    found = native or [auto for auto in autos if auto.__name__ in remote]
+    if not found:
+        raise DraftmillError(
+            f"target: transformers has no language model for model_type '{config.model_type}'; an "
+            "encoder-only or unknown model cannot be a target."
+        )
+    return found
 
 
 def check_supported(config: PretrainedConfig) -> None:
     """Refuses what is no causal decoder, and quantisations that are not known to work."""
-    auto_class(config)
+    auto_classes(config)
     kind = f"target: model_type '{config.model_type}'"
     if config.is_encoder_decoder:
         raise DraftmillError(

@@ -14,8 +14,7 @@ from draftmill import tensor_files
 from draftmill.dtype_policy import name_of
 from draftmill.errors import DraftmillError
 from draftmill.stage import Stage
-from draftmill.target_config import config_of
-from draftmill.target_structure import final_norm, meta_model, output_head, text_decoder
+from draftmill.target_structure import final_norm, model_of, output_head, text_decoder
 
 
 def read(path: str | Path, stage: Stage) -> dict[str, torch.Tensor]:
@@ -42,7 +41,7 @@ class TargetHead(nn.Module):
 
     def __init__(self, manifest: dict, tensors: dict[str, torch.Tensor], rows=None):
         super().__init__()
-        model = meta_model(config_of(manifest), manifest["trust_remote_code"])
+        model = model_of(manifest)
         self.norm = with_weights(final_norm(model), tensors, "norm.")
         head = with_weights(output_head(model), tensors, "lm_head.", rows)
         self.lm_head = head

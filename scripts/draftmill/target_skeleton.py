@@ -27,8 +27,8 @@ from transformers.quantizers.auto import get_hf_quantizer
 from draftmill import checkpoint_files
 from draftmill.checkpoint_names import Conversion
 from draftmill.errors import DraftmillError
-from draftmill.target_config import config_of, dequantising
-from draftmill.target_structure import decoder_layers, meta_model, path_of, text_decoder
+from draftmill.target_config import dequantising
+from draftmill.target_structure import decoder_layers, model_of, path_of, text_decoder
 
 PARTS = (
     16  # a fused expert tensor is filled in so many parts: its sources never stand whole beside it
@@ -37,7 +37,7 @@ PARTS = (
 
 def blueprint(manifest: dict, dtype: torch.dtype) -> tuple[type, PretrainedConfig]:
     """The model's class and its configuration in this dtype, dequantising where it is quantised."""
-    model = meta_model(config_of(manifest), manifest["trust_remote_code"])
+    model = model_of(manifest)
     config = dequantising(model.config, path_of(model, text_decoder(model)))
     for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if part is not None:

@@ -4,21 +4,52 @@ Found by structure, with no table of families. What is found is checked against 
 states are extracted (capture.py): the final norm's output must be what the decoder returns.
 """
 
+import itertools
+from pathlib import Path
+
 import torch
 from torch import nn
 from transformers import PretrainedConfig
 
+from draftmill.checkpoint_files import weight_map
+from draftmill.checkpoint_names import Conversion
 from draftmill.errors import DraftmillError
-from draftmill.target_config import auto_class, text_config
+from draftmill.target_config import auto_classes, config_of, text_config
 
 PREFERRED_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f", "final_norm")
 
 
-def meta_model(config: PretrainedConfig, trust_remote_code: bool = False) -> nn.Module:
-    """The model's modules without memory or weights."""
+def meta_model(
+    config: PretrainedConfig, trust_remote_code: bool = False, folder: Path | None = None
+) -> nn.Module:
+    """The model's modules without memory or weights.
+
+    Some multimodal families have a text-only class whose names their checkpoints do not fit; where a family
+    has two classes, the first whose embedding is among the names in `folder` is taken.
+    """
+    models = (_on_meta(auto, config, trust_remote_code) for auto in auto_classes(config))
+    first = next(models)
+    if folder is None:
+        return first
+    return next((m for m in itertools.chain([first], models) if _fits(m, folder)), first)
+
+
+def model_of(manifest: dict) -> nn.Module:
+    """The target's modules without memory or weights, in the class that fits its checkpoint."""
+    folder = Path(manifest["checkpoint"])
+    return meta_model(config_of(manifest), manifest["trust_remote_code"], folder)
+
+
+def _on_meta(auto: type, config: PretrainedConfig, trust_remote_code: bool) -> nn.Module:
     with torch.device("meta"):
-        found = auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
-    return found.eval()
+        return auto.from_config(config, trust_remote_code=trust_remote_code).eval()
+
+
+def _fits(model: nn.Module, folder: Path) -> bool:
+    embedding = f"{path_of(model, model.get_input_embeddings())}.weight"
+    conversion = Conversion(model)
+    names = conversion.unnumbered(weight_map(folder))
+    return any(conversion.target_of(name)[0] == embedding for name in names)
 
 
 def layer_count(config: PretrainedConfig) -> int:
