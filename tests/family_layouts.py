@@ -1,5 +1,5 @@
 """What the hub's checkpoints hold beyond what transformers saves: layers for multi-token prediction
-(MTP) and FP8 weights. Kimi has a module of its own.
+(MTP), FP8 weights, older names. Kimi has a module of its own.
 
 Each layout takes (config, tensors) and changes both in place.
 """
@@ -21,11 +21,12 @@ def fresh(shape: Iterable[int]) -> torch.Tensor:
 
 def layer_like(tensors: Tensors, prefix: str) -> Tensors:
     """Fresh tensors of the same names (without `prefix`) and shapes as the layer at `prefix`."""
-    layer = {key.removeprefix(prefix): value for key, value in tensors.items() if prefix in key}
-    return {key: fresh(value.shape).to(value.dtype) for key, value in layer.items()}
+    layer = [key for key in tensors if key.startswith(prefix)]
+    return {key.removeprefix(prefix): fresh(tensors[key].shape) for key in layer}
 
 
 def keep_router_bias_fp32(tensors: Tensors) -> None:
+    """DeepSeek and Kimi store the correction bias of their routers in fp32, all else in bf16."""
     for key in tensors:
         if key.endswith("e_score_correction_bias"):
             tensors[key] = tensors[key].float()
