@@ -79,7 +79,9 @@ class Capture:
         token = _found.set(found)
         try:
             output = self.decoder(input_ids=ids, attention_mask=mask, use_cache=False)
-        except (AttributeError, IndexError, TypeError) as error:
+        except torch.OutOfMemoryError:
+            raise
+        except (AttributeError, IndexError, TypeError, RuntimeError) as error:
             raise DraftmillError(
                 f"capture: {type(self.decoder).__name__} does not run on token ids alone ({error}); this "
                 "family is not supported."

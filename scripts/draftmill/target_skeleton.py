@@ -141,10 +141,13 @@ class Skeleton:
 
     def _in_parts(self, target: str, sources: list[tuple[str, str | None]]) -> bool:
         converter = self.conversion.by_source.get(sources[0][1])
-        merges = converter and any(isinstance(o, MergeModulelist) for o in converter.operations)
+        if converter is None or not any(
+            isinstance(o, MergeModulelist) for o in converter.operations
+        ):
+            return False
         experts = self.conversion.state[target].shape[0]
         even = len(sources) == experts * len({pattern for _, pattern in sources})
-        return bool(merges) and even and len(self.conversion.made_by(target, sources[0][1])) == 1
+        return even and len(self.conversion.made_by(target, sources[0][1])) == 1
 
     def _load_in_parts(self, target: str, sources: list[tuple[str, str | None]]) -> None:
         """A tensor of all experts, some experts at a time."""
