@@ -80,7 +80,9 @@ class MiniRoad:
         shard_files = (stage, self.table("tokens", source, shard), output)
         extract_hidden_states.extract([shard_files], self.target)
 
-    def gate_hidden_states(self, source: str, shard: str = "00000") -> Path:
+    def gate_hidden_states(
+        self, source: str, shard: str = "00000", backend: str = "auto"
+    ) -> Path:
         output = self.root / f"gates/low/{source}/{shard}.json"
         shard_files = (
             self.stage("gate_hidden_states", capture="low", source=source, shard=shard),
@@ -88,7 +90,7 @@ class MiniRoad:
             self.states(source, f"{shard}.parquet"),
             output,
         )
-        gate_hidden_states.check([shard_files], self.target, self.head)
+        gate_hidden_states.check([shard_files], self.target, self.head, backend)
         return output
 
     def index_hidden_states(self, source: str) -> None:
