@@ -137,7 +137,7 @@ def test_what_follows_takes_the_answers_as_any_others(asked):
         ([9, 8], {"stop_reason": END}, [9, 8, END], "stop"),
         ([9, 8], {"stop_reason": 5}, [9, 8, END], "stop"),
         ([9, 8, END], {}, [9, 8, END], "stop"),
-        ([9, 8], {"finish_reason": "length"}, [9, 8], "length"),
+        ([9] * 24, {"finish_reason": "length"}, [9] * 24, "length"),
         ([9, END, 8], {"finish_reason": "length"}, [9, END], "stop"),  # the server knows fewer ends
         ([], {}, [END], "stop"),
     ],
@@ -407,6 +407,12 @@ def long_rows_refused(body):
     return failure(400, TOO_LONG) if len(body["prompt"]) > 100 else completion(body, [9, END])
 
 
+def test_an_answer_that_the_servers_context_cut_is_a_malformed_row(asked):
+    found = refusal(asked, lambda body: completion(body, [9, 8, 7], "length"))
+    assert "row " in found
+    assert "ended the answer after 3 of 24 tokens" in found
+
+
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 def test_a_prompt_beyond_the_servers_context_is_a_malformed_row(asked, config, policy):
     write_data(rows(6), rows(3, 500), [*rows(3, 600), {"prompt": "river stone " * 40}])
@@ -429,7 +435,7 @@ def test_a_refused_field_is_named_with_the_key_that_switches_it_off(asked):
 
     with serving(FakeEndpoint(strict)) as endpoint, pytest.raises(DraftmillError) as caught:
         asked(endpoint, concurrency=1)
-    assert "'return_token_ids': set responses.openai.extensions: false" in str(caught.value)
+    assert "'return_token_ids', set responses.openai.extensions: false" in str(caught.value)
     assert len(endpoint.bodies) == 1  # a request that can never succeed is not sent again
 
 
@@ -437,4 +443,4 @@ def test_a_refused_field_of_an_open_schema_is_found_in_its_list_of_errors(asked)
     detail = [{"type": "extra_forbidden", "loc": ["body", "min_p"], "msg": "Extra inputs"}]
     found = refusal(asked, lambda body: (422, {"detail": detail}))
     assert "answers 422" in found
-    assert "'min_p': set responses.openai.extensions: false" in found
+    assert "'min_p', set responses.openai.extensions: false" in found

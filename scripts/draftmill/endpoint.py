@@ -102,8 +102,8 @@ class Endpoint:
         hint = "mend the request's settings under responses, or the server"
         if refused:
             hint = (
-                f"it does not know '{refused[0]}': set responses.openai.extensions: false, or take the field out "
-                "of responses.openai.extra_body"
+                f"if the API does not know the field '{refused[0]}', set responses.openai.extensions: false; if "
+                "the value is yours, mend responses.openai.extra_body"
             )
         return DraftmillError(f"{where}: {self.url} answers {status}: {message}; {hint}.")
 

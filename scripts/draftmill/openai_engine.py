@@ -78,18 +78,20 @@ class Engine:
             response = await self.endpoint.complete(
                 where, self.extra_body(), model=model, **self.request(row)
             )
+            choice = (getattr(response, "choices", None) or [None])[0]
+            if choice is None:
+                raise DraftmillError(
+                    f"{where}: {self.endpoint.url} answers without a choice; responses.openai.base_url must "
+                    "be the root of an OpenAI-compatible API, most often ending in /v1."
+                )
+            self.check_prompt(where, self.task.prompts[row], choice, response)
+            answer = self.answer_of(where, choice)
+            self.check_length(answer, response)
         except TooLong as error:
             self.task.skip(row, str(error))
             return
-        choice = (getattr(response, "choices", None) or [None])[0]
-        if choice is None:
-            raise DraftmillError(
-                f"{where}: {self.endpoint.url} answers without a choice; responses.openai.base_url must be "
-                "the root of an OpenAI-compatible API, most often ending in /v1."
-            )
-        self.check_prompt(where, self.task.prompts[row], choice, response)
-        self.found[row] = self.answer_of(where, choice)
-        self.progress.add(len(self.found[row]["response_ids"]))
+        self.found[row] = answer
+        self.progress.add(len(answer["response_ids"]))
 
     def request(self, row: int) -> dict:
         """The part of a request that the API itself defines."""
@@ -155,6 +157,17 @@ class Engine:
             return {"response_ids": list(ids[: end + 1]), "finish_reason": "stop"}
         added = [self.end_token(matched)] if reason == "stop" else []
         return {"response_ids": [*ids, *added], "finish_reason": reason}
+
+    def check_length(self, answer: dict, response) -> None:
+        """Refuses an answer that ended before its limit: a server whose context is full says no more
+        than "length"."""
+        limit = self.task.settings["max_new_tokens"]
+        count = getattr(response.usage, "completion_tokens", None)
+        if answer["finish_reason"] == "length" and count is not None and count < limit:
+            raise TooLong(
+                f"the context of {self.endpoint.url} ended the answer after {count} of {limit} tokens "
+                "(responses.max_new_tokens)"
+            )
 
     def end_token(self, matched: int | None) -> int:
         """The end token that the engine stopped at: the one it names, else the tokenizer's own."""
