@@ -40,7 +40,12 @@ def generate(stage: Stage, target: Path, prompts: Path, engine: dict, output: Pa
     stage.expect("target", target, manifest["fingerprint"])
     stage.expect("prompts", prompts, tables.record_of(prompts)["fingerprint"])
     tokenizer = target_tokenizer.tokenizer_of(manifest)
-    renderer = Renderer(tokenizer, settings["chat_template_kwargs"], manifest["stop_ids"])
+    renderer = Renderer(
+        tokenizer,
+        settings["chat_template_kwargs"],
+        manifest["stop_ids"],
+        manifest["embedding_rows"],
+    )
     limit = target_manifest.length_limit(manifest, settings["max_length"])
     skips = Skips(settings["on_malformed"])
 

@@ -64,7 +64,9 @@ def make(name: str, revision: str | None, trust: bool, probes: Path, output: Pat
             "nothing; pass --trust-remote-code where its own code may run, or use the original library."
         )
     tokenizer = target_tokenizer.load(**source)
-    tokenizer_checks.check_own_file(tokenizer, **source)
+    if tokenizer_checks.difference_from_file(tokenizer, source):
+        tokenizer = target_tokenizer.load(**source, as_file=True)
+    tokenizer_checks.check_own_file(tokenizer, source)
     rows = [
         (text, golden_table.ids_of(tokenizer, text)) for text in golden_table.read_probes(probes)
     ]

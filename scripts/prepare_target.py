@@ -17,7 +17,7 @@ from draftmill import (
     tokenizer_checks,
 )
 from draftmill.atomic import sha256_of, write_json
-from draftmill.checkpoint_names import check_complete
+from draftmill.checkpoint_names import Conversion, check_complete
 from draftmill.dtype_policy import BYTES, DTYPES, Ledger
 from draftmill.gguf_checkpoint import build_from_gguf
 from draftmill.stage import Stage
@@ -57,7 +57,8 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path, golden: Path | N
         "tokenizer_source": target_tokenizer.source_of(settings["tokenizer"], location),
     }
     loaded = located(manifest, manifest_path.parent)
-    tokenizer = tokenizer_checks.checked(loaded, settings["tokenizer"], golden)
+    tokenizer, as_file = tokenizer_checks.checked(loaded, settings["tokenizer"], golden)
+    manifest["tokenizer_source"]["as_file"] = as_file
     ledger = Ledger()
     config = config_of(loaded)
     tensors = head_tensors(loaded, settings["dtype"], ledger)
@@ -73,6 +74,7 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path, golden: Path | N
         "hidden_size": text.hidden_size,
         "layers": layer_count(config),
         "vocab_size": tensors["lm_head.weight"].shape[0],
+        "embedding_rows": tensors["embed_tokens.weight"].shape[0],
         "context_length": text.max_position_embeddings,
         "stop_ids": ends,
         "dtype": settings["dtype"],
@@ -92,7 +94,8 @@ def head_tensors(manifest: dict, dtype: str, ledger: Ledger) -> dict[str, torch.
     folder = Path(manifest["checkpoint"])
     checkpoint_files.check_files(folder)
     skeleton = Skeleton(manifest, DTYPES[dtype], "cpu")
-    parts = target_parts.find(folder, skeleton.model, skeleton.conversion)
+    plain = model_of(manifest)
+    parts = target_parts.find(folder, plain, Conversion(plain))
     tied = set(getattr(skeleton.model, "all_tied_weights_keys", {}))
     check_complete(skeleton.model, skeleton.conversion, skeleton.gathered, folder, tied)
     tensors = target_parts.read(folder, parts, DTYPES[dtype])

@@ -52,7 +52,12 @@ def tokenize(
         answers = {row["row"]: row for row in tables.read(responses)}
         skipped += record["skipped"]
     tokenizer = target_tokenizer.tokenizer_of(manifest)
-    renderer = Renderer(tokenizer, settings["chat_template_kwargs"], manifest["stop_ids"])
+    renderer = Renderer(
+        tokenizer,
+        settings["chat_template_kwargs"],
+        manifest["stop_ids"],
+        manifest["embedding_rows"],
+    )
     limit = target_manifest.length_limit(manifest, settings["max_length"])
     skips = Skips(settings["on_malformed"])
     rows, cut = [], 0

@@ -80,9 +80,7 @@ class MiniRoad:
         shard_files = (stage, self.table("tokens", source, shard), output)
         extract_hidden_states.extract([shard_files], self.target)
 
-    def gate_hidden_states(
-        self, source: str, shard: str = "00000", backend: str = "auto"
-    ) -> Path:
+    def gate_hidden_states(self, source: str, shard: str = "00000", backend: str = "auto") -> Path:
         output = self.root / f"gates/low/{source}/{shard}.json"
         shard_files = (
             self.stage("gate_hidden_states", capture="low", source=source, shard=shard),

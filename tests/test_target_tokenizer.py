@@ -53,7 +53,7 @@ def test_trusting_the_targets_code_runs_no_code_of_the_tokenizer(config, with_ow
     # where transformers knows a class as well
     edit_tokenizer_config(folder, tokenizer_class="TokenizersBackend")
     source = manifest_of(prepared_with(config))["tokenizer_source"]
-    assert source == {"folder": str(folder), "trust_remote_code": False}
+    assert source == {"folder": str(folder), "trust_remote_code": False, "as_file": False}
     assert not marker.exists()
 
 
@@ -62,7 +62,7 @@ def test_the_tokenizers_own_code_runs_where_its_own_setting_says_so(config, with
     config["target"] = {"path": str(folder)}
     road = prepared_with(config, trust=True)
     assert marker.exists()
-    source = {"folder": str(folder), "trust_remote_code": True}
+    source = {"folder": str(folder), "trust_remote_code": True, "as_file": False}
     assert manifest_of(road)["tokenizer_source"] == source
     assert type(target_tokenizer.load(**source)).__name__ == "OwnTokenizer"
 

@@ -82,10 +82,12 @@ def test_logits_from_stored_states_are_the_models_own(road, name, checkpoint):
     head = target_head.TargetHead(read_manifest(made.target), tensor_files.read(made.head)[0])
     # a quantised checkpoint is dequantised to bf16; the same weights widened
     model = loaded(name, checkpoint, torch.bfloat16 if name in QUANTISED else torch.float32)
+    for weight in model.parameters():
+        weight.data = weight.data.float()
     for index in range(len(shard.samples)):
         found = shard.read(index, ["input_ids", "last"])
         with torch.inference_mode():
-            own = model.float()(input_ids=found["input_ids"][None], use_cache=False).logits
+            own = model(input_ids=found["input_ids"][None], use_cache=False).logits
             ours = head(found["last"][None])
         assert (ours - own).abs().max() <= 1e-5 * max(1, own.abs().max())
 

@@ -5,9 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from draftmill import golden_table, target_tokenizer, tokenizer_checks, tokenizer_files
 from draftmill.errors import DraftmillError
+from draftmill.rendering import CannotRender, Renderer
+from draftmill.target_manifest import read_manifest
 from mini_road import manifest_of, prepared_with, refused_with
 from tiny_target import edit_tokenizer_config, make_tokenizer
 
@@ -78,17 +81,23 @@ def test_a_tokenizer_json_is_checked_against_a_table_as_well(config, golden):
     assert f"1 of {len(rows)} texts" in refused_with(config, golden=golden)
 
 
-def test_a_class_that_does_not_tokenize_as_tokenizer_json_says_is_refused(
-    config, tiny_target, tmp_path
+def test_a_class_that_does_not_tokenize_as_tokenizer_json_says_gives_way_to_the_file(
+    config, tiny_target, tmp_path, capsys
 ):
     """transformers takes the vocabulary alone for some classes, and their own splitting."""
     shutil.copytree(tiny_target, tmp_path / "llama")
     edit_tokenizer_config(tmp_path / "llama", tokenizer_class="LlamaTokenizer")
     config["target"] = {"path": str(tmp_path / "llama")}
-    found = refused_with(config)
-    assert "builds a LlamaTokenizer that does not tokenize as this file says" in found
-    edit_tokenizer_config(tmp_path / "llama", tokenizer_class="TokenizersBackend")
-    assert prepared_with(config)
+    road = prepared_with(config)
+    assert (
+        "LlamaTokenizer splits text otherwise than tokenizer.json says" in capsys.readouterr().out
+    )
+    assert manifest_of(road)["tokenizer_source"]["as_file"]
+    found = target_tokenizer.tokenizer_of(read_manifest(road.target))
+    own = Tokenizer.from_file(str(tiny_target / "tokenizer.json"))
+    for text in golden_table.read_probes():
+        ids = own.encode(text, add_special_tokens=False).ids
+        assert golden_table.ids_of(found, text) == ids
 
 
 def test_tokens_added_by_the_tokenizers_configuration_are_no_difference(tmp_path):
@@ -101,7 +110,7 @@ def test_tokens_added_by_the_tokenizers_configuration_are_no_difference(tmp_path
     )
     loaded = target_tokenizer.load(str(tmp_path), False)
     assert golden_table.ids_of(loaded, "<|eot_id|>") == [513]
-    tokenizer_checks.check_own_file(loaded, str(tmp_path), False)
+    tokenizer_checks.check_own_file(loaded, {"folder": str(tmp_path), "trust_remote_code": False})
 
 
 def test_the_tiny_targets_tokenizer_fits(tokenizer):
@@ -115,11 +124,14 @@ def test_an_id_beyond_the_embedding_is_refused_with_its_piece(tokenizer):
     assert f"12 tokens of the tokenizer, 500 ({pieces[500]!r}) first" in str(caught.value)
 
 
-def test_added_tokens_count_as_well(tokenizer):
+def test_an_added_token_beyond_the_embedding_is_refused_where_text_holds_it(tokenizer):
+    """Gemma 3's text-only models have an image token that is no row of their embedding."""
     tokenizer.add_tokens(["<|extra|>"])
-    with pytest.raises(DraftmillError, match=r"1 tokens .* 512 \('<\|extra\|>'\) first"):
-        tokenizer_checks.check_fits(tokenizer, STOP_IDS, ROWS)
-    tokenizer_checks.check_fits(tokenizer, [*STOP_IDS, 512], ROWS + 1)
+    tokenizer_checks.check_fits(tokenizer, STOP_IDS, ROWS)
+    renderer = Renderer(tokenizer, {}, STOP_IDS, ROWS)
+    assert renderer.prompt_ids([{"role": "user", "content": "plain"}])
+    with pytest.raises(CannotRender, match="token 512, which is no row"):
+        renderer.prompt_ids([{"role": "user", "content": "with <|extra|>"}])
 
 
 def test_a_stop_id_that_is_ordinary_text_shows_which(tokenizer):
@@ -137,9 +149,7 @@ def test_a_stop_id_that_is_no_token_is_refused(tokenizer):
 
 
 def test_another_models_tokenizer_stops_the_target(config, tmp_path):
-    other = make_tokenizer()
-    other.add_tokens([f"<|extra_{i}|>" for i in range(9)])
-    other.save_pretrained(tmp_path / "other")
+    make_tokenizer(vocab_size=600).save_pretrained(tmp_path / "other")
     assert "have no row among the target's 512 embeddings" in refused_with(
         config, path=tmp_path / "other"
     )

@@ -16,14 +16,17 @@ CHATML = (
 TEXT = Path(__file__).resolve().parents[1] / "resources" / "eval_prompts.jsonl"
 
 
-def make_tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of 512 tokens, trained on the written prompts."""
+def make_tokenizer(template: str | None = CHATML, vocab_size: int = 512) -> PreTrainedTokenizerFast:
+    """A byte-level BPE, trained on the written prompts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=512, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL,
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(TEXT.read_text(encoding="utf-8").splitlines(), trainer)
     fast = PreTrainedTokenizerFast(

@@ -36,6 +36,7 @@ class Renderer:
         tokenizer: transformers.PreTrainedTokenizerBase,
         template_kwargs: dict,
         stop_ids: list[int],
+        rows: int | None = None,  # of the target's embedding
     ):
         if tokenizer.chat_template is None:
             raise DraftmillError(
@@ -45,6 +46,7 @@ class Renderer:
         self.tokenizer = tokenizer
         self.template_kwargs = template_kwargs
         self.stop_ids = set(stop_ids)
+        self.rows = rows
         self.marked = bool(GENERATION_MARK.search(str(tokenizer.get_chat_template())))
 
     def prompt_ids(self, messages: list[dict]) -> list[int]:
@@ -52,7 +54,12 @@ class Renderer:
         return self._ids(messages, add_generation_prompt=True)
 
     def _ids(self, messages: list[dict], **kwargs) -> list[int]:
-        return self._render(messages, return_dict=False, **kwargs)
+        ids = self._render(messages, return_dict=False, **kwargs)
+        if self.rows is not None and ids and max(ids) >= self.rows:
+            raise CannotRender(
+                f"it holds the token {max(ids)}, which is no row of the target's embedding"
+            )
+        return ids
 
     def _render(self, messages: list[dict], **kwargs):
         try:

@@ -30,7 +30,7 @@ def load(manifest: dict, dtype: str, ledger: Ledger) -> nn.Module:
     model, info = kind.from_pretrained(
         folder,
         config=config,
-        dtype=DTYPES[dtype],
+        dtype=config.dtype,
         device_map=spread,
         output_loading_info=True,
     )
@@ -43,7 +43,7 @@ def load(manifest: dict, dtype: str, ledger: Ledger) -> nn.Module:
             )
     skeleton = Skeleton(manifest, DTYPES[dtype], "cpu")
     if skeleton.quantizer:
-        widen(model, skeleton.dtypes)
+        widen(model, DTYPES[dtype], skeleton.dtypes)
     check_dtypes(ledger, model, dtype, skeleton.dtypes)
     return model.eval().requires_grad_(False)
 

@@ -14,6 +14,8 @@ from draftmill.checkpoint_names import Conversion
 from draftmill.errors import DraftmillError
 from draftmill.target_structure import final_norm, output_head, path_of
 
+STORED = ("BF16", "F16", "F32")  # safetensors' names
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -27,7 +29,7 @@ class Parts:
 def find(folder: Path, model: nn.Module, conversion: Conversion) -> Parts:
     """The names on disk of what the head needs, each cross-checked by shape.
 
-    model: on the meta device. Raises DraftmillError where a tensor is missing or has another shape, and where
+    model, conversion: on the meta device, without a quantiser. Raises DraftmillError where a tensor is missing or has another shape, and where
     the tied flag contradicts the disk.
     """
     embedding = f"{path_of(model, model.get_input_embeddings())}.weight"
@@ -60,11 +62,16 @@ def find(folder: Path, model: nn.Module, conversion: Conversion) -> Parts:
         source = parts.head.get(role, parts.embedding)
         if source is None:
             raise DraftmillError(f"{folder}: holds no {name}; it would be random; complete it.")
-        found = tuple(checkpoint_files.entry(folder, source)["shape"])
-        if found != tuple(shapes[name]):
+        entry = checkpoint_files.entry(folder, source)
+        if tuple(entry["shape"]) != tuple(shapes[name]):
             raise DraftmillError(
-                f"{folder}: {source} has shape {found}, but config.json makes {name} "
+                f"{folder}: {source} has shape {tuple(entry['shape'])}, but config.json makes {name} "
                 f"{tuple(shapes[name])}; the weights belong to another configuration."
+            )
+        if entry["dtype"] not in STORED:
+            raise DraftmillError(
+                f"{folder}: {source} is stored as {entry['dtype']}, expected one of {', '.join(STORED)}; a "
+                "quantised embedding, norm or head is not supported."
             )
     return parts
 

@@ -6,6 +6,7 @@ time, so that a model far larger than the machine runs; the checkpoint is read o
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -18,7 +19,7 @@ from draftmill.devices import best_device
 from draftmill.dtype_policy import DTYPES, Ledger
 from draftmill.errors import DraftmillError
 from draftmill.lockstep import Lockstep
-from draftmill.target_skeleton import Skeleton
+from draftmill.target_skeleton import Skeleton, widen
 from draftmill.target_structure import decoder_layers, path_of, text_decoder
 
 BACKENDS = ("auto", "resident", "streamed")
@@ -56,7 +57,7 @@ class Streamed:
         self.model = self.skeleton.model
         self.layers = decoder_layers(self.model)
         self._load_the_rest()
-        target_model.check_dtypes(ledger, self.model, self.dtype, self.skeleton.dtypes)
+        self._widen_and_check(self.model)
         self.empty = [held(layer) for layer in self.layers]
         self.seconds_loading = time.monotonic() - began
 
@@ -81,6 +82,12 @@ class Streamed:
                     "resident backend."
                 )
 
+    def _widen_and_check(self, module: nn.Module, path: str = "") -> None:
+        dtypes = self.skeleton.dtypes
+        if self.skeleton.quantizer:
+            widen(module, DTYPES[self.dtype], dtypes, path)
+        target_model.check_dtypes(self.ledger, module, self.dtype, dtypes, path)
+
     def load(self, index: int) -> None:
         began = time.monotonic()
         self.skeleton.load(self.skeleton.of_layer(index))
@@ -90,8 +97,7 @@ class Streamed:
                     f"{self.skeleton.folder}: {name} of decoder layer {index} could not be loaded by "
                     "itself, so this family needs the resident backend."
                 )
-        path, layer = f"{self.skeleton.layers_path}{index}.", self.layers[index]
-        target_model.check_dtypes(self.ledger, layer, self.dtype, self.skeleton.dtypes, path)
+        self._widen_and_check(self.layers[index], f"{self.skeleton.layers_path}{index}.")
         self.seconds_loading += time.monotonic() - began
 
     def free(self, index: int) -> None:
@@ -117,16 +123,39 @@ class Streamed:
         yield from results
 
 
-def held(layer: nn.Module) -> dict[str, tuple[dict, dict]]:
-    """What a layer's modules hold now: their parameters and buffers."""
-    return {n: (dict(m._parameters), dict(m._buffers)) for n, m in layer.named_modules()}
+@dataclass(frozen=True)
+class Held:
+    """What a module holds: parameters, buffers, and whether it is compressed."""
+
+    parameters: dict
+    buffers: dict
+    status: object
 
 
-def put_back(layer: nn.Module, content: dict[str, tuple[dict, dict]]) -> None:
-    for name, (parameters, buffers) in content.items():
+def held(layer: nn.Module) -> dict[str, Held]:
+    """What a layer's modules hold now."""
+    return {
+        name: Held(
+            dict(module._parameters),
+            dict(module._buffers),
+            getattr(module, "quantization_status", None),
+        )
+        for name, module in layer.named_modules()
+    }
+
+
+def put_back(layer: nn.Module, content: dict[str, Held]) -> None:
+    """Gives a layer's modules back what they held."""
+    for name, was in content.items():
         module = layer.get_submodule(name)
-        module._parameters.update(parameters)
-        module._buffers.update(buffers)
+        for now, before in (
+            (module._parameters, was.parameters),
+            (module._buffers, was.buffers),
+        ):
+            now.clear()
+            now.update(before)
+        if was.status is not None:
+            module.quantization_status = was.status
 
 
 def open_target(manifest: dict, backend: str, ledger: Ledger) -> Resident | Streamed:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+from compressed_tensors.compressors.base import decompress_module
 from safetensors import safe_open
 from torch import nn
 from transformers import PretrainedConfig
@@ -23,11 +24,12 @@ from transformers.core_model_loading import (
 from transformers.modeling_utils import LoadStateDictConfig, LoadStateDictInfo
 from transformers.monkey_patching import patch_output_recorders
 from transformers.quantizers.auto import get_hf_quantizer
+from transformers.quantizers.quantizer_compressed_tensors import CompressedTensorsHfQuantizer
 
 from draftmill import checkpoint_files
 from draftmill.checkpoint_names import Conversion
 from draftmill.errors import DraftmillError
-from draftmill.target_config import dequantising
+from draftmill.target_config import dequantising, quantisation
 from draftmill.target_structure import decoder_layers, model_of, path_of, text_decoder
 
 PARTS = (
@@ -36,46 +38,57 @@ PARTS = (
 
 
 def blueprint(manifest: dict, dtype: torch.dtype) -> tuple[type, PretrainedConfig]:
-    """The model's class and its configuration in this dtype, dequantising where it is quantised."""
+    """The model's class and its configuration in this dtype; in bf16, and dequantising to it, where it is
+    quantised: so the weights have the values that are served."""
     model = model_of(manifest)
     config = dequantising(model.config, path_of(model, text_decoder(model)))
+    dtype = dtype if quantisation(config) is None else torch.bfloat16
     for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if part is not None:
             part.dtype = dtype
     return type(model), config
 
 
-def widen(module: nn.Module, dtypes: dict[str, torch.dtype], path: str = "") -> None:
+def widen(
+    module: nn.Module, declared: torch.dtype, dtypes: dict[str, torch.dtype], path: str = ""
+) -> None:
     """Casts weights that a dequantiser left in bf16 to what a float32 target declares.
 
-    dtypes: parameter -> dtype. path: of the module in the model.
+    dtypes: parameter -> dtype; those that it does not know were packed. path: of the module in the model.
     """
     for name, weight in module.named_parameters():
-        wanted = dtypes.get(path + name, weight.dtype)
+        wanted = dtypes.get(path + name, declared)
         if weight.is_floating_point() and not weight.is_meta and weight.dtype != wanted:
             weight.data = weight.data.to(wanted)
 
 
-def family_dtypes(model: nn.Module, dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """parameter -> the dtype that the family gives it in a model of `dtype`.
+def family_dtypes(
+    model: nn.Module, dtype: torch.dtype, declared: torch.dtype
+) -> dict[str, torch.dtype]:
+    """parameter -> the dtype that the family gives it in a model of the declared one.
 
     model: on the meta device, made under `dtype`.
     """
     plan = model._get_dtype_plan(dtype)
     kept = build_glob_alternation(list(plan))[0] if plan else None
     found = {name: p.dtype for name, p in model.named_parameters()}
-    return {n: torch.float32 if kept and kept.search(n) else d for n, d in found.items()}
+    return {
+        n: torch.float32 if kept and kept.search(n) else declared if d == dtype else d
+        for n, d in found.items()
+    }
 
 
 class Skeleton:
     """A model without weights, and the means to load some and to drop them again.
 
-    dtype: of the loaded weights. device: where they go.
+    dtype: of the loaded weights; a quantised checkpoint is dequantised to bf16, whatever it is, and its
+    weights are to be widened after loading. device: where they go.
     """
 
     def __init__(self, manifest: dict, dtype: torch.dtype, device: str):
         self.folder = Path(manifest["checkpoint"])
         kind, config = blueprint(manifest, dtype)
+        declared, dtype = dtype, config.dtype
         self.device_map = {"": device}
         self.quantizer, config, _ = get_hf_quantizer(config, None, self.device_map, True, {})
         quantised = self.quantizer is not None
@@ -92,6 +105,9 @@ class Skeleton:
                     checkpoint_files=None,
                     use_kernels=False,
                 )
+                if isinstance(self.quantizer, CompressedTensorsHfQuantizer):
+                    # it would unpack the whole model at its first pass; here each layer is, as it comes
+                    self.quantizer.compressor.remove_decompression_hook(self.model)
         self.model.eval().requires_grad_(False)
         self.conversion = Conversion(self.model, self.quantizer)
         self.load_config = LoadStateDictConfig(
@@ -101,7 +117,7 @@ class Skeleton:
             hf_quantizer=self.quantizer,
             weight_mapping=self.conversion.rules,
         )
-        self.dtypes = family_dtypes(self.model, dtype)
+        self.dtypes = family_dtypes(self.model, dtype, declared)
         self.gathered = self.conversion.gathered(checkpoint_files.weight_map(self.folder))
         self.layers_path = f"{path_of(self.model, decoder_layers(self.model))}."
 
@@ -136,8 +152,9 @@ class Skeleton:
             raise DraftmillError(f"{self.folder}: weights do not fit the model: {reason}.")
         for target, sources in by_parts.items():
             self._load_in_parts(target, sources)
-        if self.quantizer:
-            widen(self.model, self.dtypes)
+        if isinstance(self.quantizer, CompressedTensorsHfQuantizer):
+            for path in sorted({target.rpartition(".")[0] for target in wanted}):
+                decompress_module(self.model.get_submodule(path))
 
     def _in_parts(self, target: str, sources: list[tuple[str, str | None]]) -> bool:
         converter = self.conversion.by_source.get(sources[0][1])

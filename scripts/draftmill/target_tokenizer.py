@@ -27,8 +27,12 @@ def tokenizer_of(manifest: dict) -> transformers.PreTrainedTokenizerBase:
     return load(**manifest["tokenizer_source"])
 
 
-def load(folder: str, trust_remote_code: bool) -> transformers.PreTrainedTokenizerBase:
+def load(
+    folder: str, trust_remote_code: bool, as_file: bool = False
+) -> transformers.PreTrainedTokenizerBase:
     """The tokenizer in a folder; its own code is imported only where it may run.
+
+    as_file: take tokenizer.json as it is, not by the class that transformers has for the family.
 
     Raises DraftmillError where it does not load, or where its code would come from somewhere else.
     """
@@ -41,6 +45,8 @@ def load(folder: str, trust_remote_code: bool) -> transformers.PreTrainedTokeniz
     if trust_remote_code:
         refuse_foreign_code(folder, own)
     try:
+        if as_file:
+            return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
         return transformers.AutoTokenizer.from_pretrained(
             folder, trust_remote_code=trust_remote_code, config=config_without_code(folder)
         )

@@ -14,8 +14,11 @@ from draftmill.errors import DraftmillError
 MARKER = re.compile(r"<\|[^|<>\s{}']+\|>|<｜[^｜<>\s]+｜>|<\w+_of_\w+>")
 
 
-def checked(manifest: dict, settings: dict, golden: Path | None) -> PreTrainedTokenizerBase:
-    """The target's tokenizer, loaded and compared with the golden table, else with its own tokenizer.json.
+def checked(
+    manifest: dict, settings: dict, golden: Path | None
+) -> tuple[PreTrainedTokenizerBase, bool]:
+    """The target's tokenizer, loaded and compared with the golden table, else with its own tokenizer.json, and
+    whether that file has to be taken as it is.
 
     `settings` is the plan's slice of the tokenizer. Raises DraftmillError where files are not those that were
     planned with, where transformers would convert a tokenizer that has no table, or where ids differ.
@@ -26,14 +29,23 @@ def checked(manifest: dict, settings: dict, golden: Path | None) -> PreTrainedTo
     if settings["path"] and tokenizer_files.folder_digest(source["folder"]) != settings["digest"]:
         raise changed(source["folder"])
     if not golden:
-        refuse_conversion(**source)
-    tokenizer = target_tokenizer.tokenizer_of(manifest)
+        refuse_conversion(source["folder"], source["trust_remote_code"])
+    tokenizer, as_file = target_tokenizer.tokenizer_of(manifest), False
+    if not golden and difference_from_file(tokenizer, source):
+        kind, as_file = type(tokenizer).__name__, True
+        tokenizer = target_tokenizer.tokenizer_of(
+            manifest | {"tokenizer_source": source | {"as_file": True}}
+        )
+        check_own_file(tokenizer, source)
+        print(
+            f"tokenizer: transformers' {kind} splits text otherwise than tokenizer.json says; the file is "
+            "taken as it is (target.tokenizer.golden would decide)",
+            flush=True,
+        )
     if golden:
         count = golden_table.check(tokenizer, golden)
         print(f"tokenizer: {count} texts have the ids of {golden}", flush=True)
-    else:
-        check_own_file(tokenizer, **source)
-    return tokenizer
+    return tokenizer, as_file
 
 
 def changed(path: str | Path) -> DraftmillError:
@@ -60,18 +72,13 @@ def refuse_conversion(folder: str, trust_remote_code: bool) -> None:
     )
 
 
-def check_own_file(
-    tokenizer: PreTrainedTokenizerBase, folder: str, trust_remote_code: bool
-) -> None:
-    """Compares the probes' ids with what tokenizer.json itself gives: for some classes transformers keeps
-    its vocabulary only, and splits text by a pattern of the class.
-
-    Raises DraftmillError at the first difference.
-    """
-    if trust_remote_code and tokenizer_files.own_code(folder):
-        return  # its own code is the authority, not a file beside it
-    path = Path(folder) / "tokenizer.json"
-    own = Tokenizer.from_file(str(path))
+def difference_from_file(tokenizer: PreTrainedTokenizerBase, source: dict) -> str | None:
+    """Where the probes' ids differ from what tokenizer.json itself gives: for some classes transformers keeps
+    its vocabulary only, and splits text by a pattern of the class. None where they do not."""
+    folder = source["folder"]
+    if source["trust_remote_code"] and tokenizer_files.own_code(folder):
+        return None  # its own code is the authority, not a file beside it
+    own = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
     own.no_truncation()
     own.no_padding()
     known = own.get_added_tokens_decoder()
@@ -82,12 +89,17 @@ def check_own_file(
         (text, own.encode(text, add_special_tokens=False).ids)
         for text in golden_table.read_probes()
     ]
-    found = golden_table.difference(tokenizer, rows)
+    return golden_table.difference(tokenizer, rows)
+
+
+def check_own_file(tokenizer: PreTrainedTokenizerBase, source: dict) -> None:
+    """Raises DraftmillError where the tokenizer does not tokenize as its tokenizer.json says."""
+    found = difference_from_file(tokenizer, source)
     if found:
         raise DraftmillError(
-            f"{path}: transformers builds a {type(tokenizer).__name__} that does not tokenize as this file "
-            f"says; ids differ in {found} A tokenizer_class of TokenizersBackend in tokenizer_config.json "
-            "takes the file as it is; target.tokenizer.golden decides where the file is wrong."
+            f"{source['folder']}/tokenizer.json: transformers builds a {type(tokenizer).__name__} that does "
+            f"not tokenize as this file says; ids differ in {found} target.tokenizer.golden decides where "
+            "the file is wrong."
         )
 
 
@@ -99,10 +111,12 @@ def check_fits(tokenizer: PreTrainedTokenizerBase, stop_ids: list[int], rows: in
     """
     pieces = {index: piece for piece, index in tokenizer.get_vocab().items()}
     added = {int(i): str(token) for i, token in tokenizer.added_tokens_decoder.items()}
-    pieces |= added
     mend = "name the folder or hub revision of its own in target.tokenizer"
-    if max(pieces) >= rows:
-        beyond = sorted(i for i in pieces if i >= rows)
+    # added tokens may lie beyond (Gemma 3's image token does in its text-only models); text that holds one
+    # is refused when it is tokenized
+    beyond = sorted(i for i in pieces if i >= rows and i not in added)
+    pieces |= added
+    if beyond:
         raise DraftmillError(
             f"{tokenizer.name_or_path}: {len(beyond)} tokens of the tokenizer, {beyond[0]} "
             f"({pieces[beyond[0]]!r}) first, have no row among the target's {rows} embeddings, so this is "
