@@ -54,10 +54,12 @@ def check(
     manifest = target_manifest.read_manifest(target)
     ledger = Ledger()
     opened = [open_shard(stage, manifest, target, *files) for stage, *files, _ in shards]
-    head = target_head.TargetHead(manifest, target_head.read(head_file, shards[0][0]))
+    tensors = target_head.read(head_file, shards[0][0])
+    head = target_head.TargetHead(manifest, tensors)
     ledger.expect("target head weights", head.dtype, manifest["dtype"])
     head = head.to(best_device())
     passes = open_target(manifest, backend, ledger)
+    state_checks.check_loaded(passes.model, tensors, head_file)
     samples = [
         (stage, shard, index)
         for (stage, *_), shard in zip(shards, opened, strict=True)

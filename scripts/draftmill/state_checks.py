@@ -12,7 +12,7 @@ from torch import nn
 from draftmill import shard_layout
 from draftmill.errors import DraftmillError
 from draftmill.shard_reader import Shard
-from draftmill.target_structure import decoder_layers, final_norm
+from draftmill.target_structure import decoder_layers, final_norm, output_head
 
 NEAR_TIE_ULPS = 2  # units in the last place of the highest logit
 ROWS_PER_SAMPLE = 16  # positions compared in one sample, so that the rows spread over several
@@ -75,10 +75,10 @@ class LayerInputs:
 
         return hook
 
-    def __call__(self, model: nn.Module, ids: torch.Tensor) -> dict:
-        """The model's own argmax at the picked rows of ids [1, tokens], and output_of -> states there
-        (float32 [rows, hidden]); layer -1 is the embedding's output."""
-        rows, found = picked_rows(ids.shape[1]), {}
+    def __call__(self, model: nn.Module, ids: torch.Tensor, rows: torch.Tensor) -> dict:
+        """The model's own argmax at `rows` of ids [1, tokens], and output_of -> states there (float32
+        [rows, hidden]); layer -1 is the embedding's output."""
+        found: dict[int, torch.Tensor] = {}
         token = _watched.set((rows, found))
         # no [tokens, vocab] logits where the family can leave them out
         spared = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -94,7 +94,52 @@ class LayerInputs:
 def own_pass(watch: LayerInputs, shard: Shard, index: int, model: nn.Module) -> dict:
     """One sample through the whole model, unpadded."""
     ids = shard.read(index, ["input_ids"])["input_ids"][None]
-    return watch(model, ids.to(model.get_input_embeddings().weight.device))
+    rows = picked_rows(ids.shape[1])
+    return watch(model, ids.to(model.get_input_embeddings().weight.device), rows)
+
+
+def half_pass(watch: LayerInputs, shard: Shard, index: int, whole: bool, model: nn.Module) -> dict:
+    """The rows of a sample's first half, with or without the second half behind them."""
+    ids = shard.read(index, ["input_ids"])["input_ids"][None]
+    half = max(1, ids.shape[1] // 2)
+    ids = ids if whole else ids[:, :half]
+    return watch(model, ids.to(model.get_input_embeddings().weight.device), picked_rows(half))
+
+
+def check_causal(path: Path, whole: dict, half: dict, settings: dict) -> None:
+    """Refuses a model whose states depend on later tokens: nothing could be drafted for it.
+
+    Raises DraftmillError.
+    """
+    one, other = (found["states"][found["last"]] for found in (whole, half))
+    error = (one - other).norm(dim=-1) / one.norm(dim=-1).clamp_min(1e-9)
+    if error.median() > settings["max_state_error"]:
+        raise DraftmillError(
+            f"{path}: the states of a sample's first half change by {error.median():.1%} in the median when "
+            "its second half is left out, so the target's attention sees the future; a target must be a "
+            "causal language model."
+        )
+
+
+def check_loaded(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Refuses a model whose embedding, norm or head is not the checkpoint's after loading.
+
+    tensors: of head.safetensors at `path`. Raises DraftmillError.
+    """
+    modules = {
+        "embed_tokens": model.get_input_embeddings(),
+        "norm": final_norm(model),
+        "lm_head": output_head(model),
+    }
+    for role, module in modules.items():
+        for name, weight in module.named_parameters():
+            stored = tensors.get(f"{role}.{name}")
+            if stored is not None and not torch.equal(weight.to(stored.dtype).cpu(), stored):
+                raise DraftmillError(
+                    f"{path}: {role}.{name} of the checkpoint is not what the loaded model has; transformers "
+                    "changes it while loading, so drafts would be scored against another head; this "
+                    "family is not supported."
+                )
 
 
 class Tally:
