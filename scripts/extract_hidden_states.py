@@ -18,7 +18,7 @@ from draftmill.dtype_policy import Ledger
 from draftmill.layers import check_layers
 from draftmill.length_buckets import batch_tensors, batches_of
 from draftmill.stage import Stage
-from draftmill.target_passes import BACKENDS, open_target
+from draftmill.target_passes import BACKENDS, Resident, Streamed, open_target
 
 
 def main() -> None:
@@ -50,6 +50,18 @@ def extract(
     check_layers(layers, manifest["layers"], "hidden_states.captures")
     ledger = Ledger()
     passes = open_target(manifest, backend, ledger)
+    write_shards(passes, shards, manifest, ledger)
+    loading_share.write(loading, passes.seconds_loading, time.monotonic() - began, backend)
+
+
+def write_shards(
+    passes: Resident | Streamed,
+    shards: list[tuple[Stage, Path, Path]],
+    manifest: dict,
+    ledger: Ledger,
+) -> None:
+    """All shards through the opened target."""
+    layers = shards[0][0].config["layers"]["output_of"]
     aside = spill.Spill(folder_of(shards[0][2])) if passes.streams else None
     capture = Capture(passes.model, layers, *([aside.put] if aside else []))
     batches = [batches_of_shard(stage, tokens) for stage, tokens, _ in shards]
@@ -67,7 +79,7 @@ def extract(
                 found = [aside.get(state) for state in found] if aside else found
                 append(shard, batch, found, ledger, manifest["dtype"])
                 progress.add(batch)
-    loading_share.write(loading, passes.seconds_loading, time.monotonic() - began, backend)
+    capture.close()
 
 
 def folder_of(output: Path) -> Path:
