@@ -4,6 +4,7 @@ resident: the whole model is in memory (on several GPUs where there are some). s
 time, so that a model far larger than the machine runs; the checkpoint is read once per call of `run`.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from draftmill.checkpoint_names import check_complete
 from draftmill.devices import best_device
 from draftmill.dtype_policy import DTYPES, Ledger
 from draftmill.errors import DraftmillError
+from draftmill.freed_memory import give_back
 from draftmill.lockstep import Lockstep
 from draftmill.target_skeleton import Skeleton, widen
 from draftmill.target_structure import decoder_layers, path_of, text_decoder
 
 BACKENDS = ("auto", "resident", "streamed")
+KERNELS = 64  # kept by oneDNN in a streamed pass
 ROOM = 0.7  # share of the free memory that a resident model may take
 Pass = Callable[[nn.Module], Any]
 
@@ -52,6 +55,8 @@ class Streamed:
 
     def __init__(self, manifest: dict, ledger: Ledger):
         began = time.monotonic()
+        # oneDNN keeps a kernel per shape, and the experts of a mixture see ever new ones: up to 200 MB
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS))
         self.ledger, self.dtype = ledger, manifest["dtype"]
         self.skeleton = Skeleton(manifest, DTYPES[manifest["dtype"]], best_device())
         self.model = self.skeleton.model
@@ -102,6 +107,7 @@ class Streamed:
 
     def free(self, index: int) -> None:
         put_back(self.layers[index], self.empty[index])
+        give_back()
 
     def ahead(self, index: int) -> None:
         sources = self.skeleton.of_layer(index).values()

@@ -29,6 +29,7 @@ from transformers.quantizers.quantizer_compressed_tensors import CompressedTenso
 from draftmill import checkpoint_files
 from draftmill.checkpoint_names import Conversion
 from draftmill.errors import DraftmillError
+from draftmill.freed_memory import give_back
 from draftmill.target_config import dequantising, quantisation
 from draftmill.target_structure import decoder_layers, model_of, path_of, text_decoder
 
@@ -199,6 +200,8 @@ class Skeleton:
                     f"{tuple(part.shape)}, expected {tuple(shape)}; {info.conversion_errors})."
                 )
             whole[first : first + step] = part
+            del part, made, converter
+            give_back()
         set_param_for_module(self.model, target, whole, info, self.quantizer)
 
     def _as_stored(self, piece, target: str) -> torch.Tensor:
