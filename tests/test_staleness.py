@@ -50,6 +50,7 @@ RUN_BY = {
     "errors": [*EVERYTHING],
     "golden_table": ["prepare_target"],
     "generation": ["generate_responses"],
+    "gguf_tokenizer": ["prepare_target"],
     "openai_engine": ["generate_responses"],
     "packing": ["train_eagle3"],
     "raw_rows": ["prepare_prompts"],
