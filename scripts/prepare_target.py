@@ -44,7 +44,9 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path, golden: Path | N
     files = {}
     if settings["package"]:
         checkpoint = manifest_path.parent / "checkpoint"
-        build_from_gguf(package_file(settings["package"], settings["gguf"]), checkpoint)
+        gguf = package_file(settings["package"], settings["gguf"])
+        elsewhere = settings["tokenizer"]["path"] or settings["tokenizer"]["hub"]
+        build_from_gguf(gguf, checkpoint, proven=bool(golden or elsewhere))
         files = {p.name: sha256_of(p) for p in sorted(checkpoint.iterdir())}
         location = checkpoint.name
     elif settings["hub"]:

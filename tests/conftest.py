@@ -168,6 +168,14 @@ def golden(tiny_target, tmp_path) -> Path:
     return path
 
 
+@pytest.fixture
+def modules_of_this_test_alone(tmp_path, monkeypatch):
+    """transformers copies a folder's code into a package of modules before it imports it."""
+    folder = str(tmp_path / "modules")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", folder)
+    monkeypatch.setattr("sys.path", [*sys.path])
+
+
 @pytest.fixture(autouse=True)
 def fresh_accelerate():
     """accelerate keeps its precision for a whole process; a job has a process of its own."""

@@ -15,8 +15,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from family_configs import END, FAMILIES, TOKENS, Family
-from family_layouts import add_deepseek_mtp, add_qwen_mtp, gemma_on_hub, to_block_fp8
+from family_layouts import (
+    add_deepseek_mtp,
+    add_qwen_mtp,
+    gemma_on_hub,
+    to_block_fp8,
+    to_deepseek_fp8,
+)
 from kimi_layout import kimi_on_hub, to_packed_int4
+from llama_layouts import to_fp8_dynamic, to_w4a16
 from tiny_target import make_tokenizer
 
 # save_pretrained splits Qwen's experts, and writes Kimi in names that no reader knows
@@ -24,15 +31,18 @@ AS_IN_MODEL = {"kimi_k25", "qwen3_5_moe"}
 # name -> the family whose weights it holds, and what turns them into the files on the hub
 CHANGED = {
     "deepseek_v3": ("deepseek_v3", [add_deepseek_mtp]),
+    "deepseek_v3_fp8": ("deepseek_v3", [add_deepseek_mtp, to_deepseek_fp8]),
     "gemma3": ("gemma3", [gemma_on_hub]),
     "kimi_k25": ("kimi_k25", [kimi_on_hub]),
     "kimi_k25_int4": ("kimi_k25", [kimi_on_hub, to_packed_int4]),
+    "llama_fp8": ("llama", [to_fp8_dynamic]),
+    "llama_int4": ("llama", [to_w4a16]),
     "qwen3_5_mtp": ("qwen3_5", [add_qwen_mtp]),
     "qwen3_5_fp8": ("qwen3_5", [add_qwen_mtp, to_block_fp8]),
 }
 NAMES: tuple[str, ...] = tuple(sorted(FAMILIES | CHANGED))
 SEED = 0
-SHARD_SIZE = "300KB"
+SHARD_SIZE = "200KB"
 
 
 def make(name: str, folder: Path) -> Path:

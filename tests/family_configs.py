@@ -56,7 +56,7 @@ DEEPSEEK = {
     "num_key_value_heads": 4,
     "head_dim": 8,
     "q_lora_rank": 32,
-    "kv_lora_rank": 32,
+    "kv_lora_rank": 184,  # no multiple of 128: the last FP8 block is cut, as at DeepSeek-V3's 576 rows
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,

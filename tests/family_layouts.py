@@ -4,12 +4,21 @@
 Each layout takes (config, tensors) and changes both in place.
 """
 
+import re
 from collections.abc import Iterable
 
 import torch
 
 Tensors = dict[str, torch.Tensor]
 BLOCK = 128  # rows and columns that share one FP8 scale
+LARGEST = torch.finfo(torch.float8_e4m3fn).max
+BLOCK_FP8 = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [BLOCK, BLOCK],
+}
+PROJECTION = re.compile(r"(?<!eh)_proj(_with_mqa)?\.weight$")
 
 
 def fresh(shape: Iterable[int]) -> torch.Tensor:
@@ -68,28 +77,29 @@ def add_qwen_mtp(config: dict, tensors: Tensors) -> None:
 
 
 def to_block_fp8(config: dict, tensors: Tensors) -> None:
-    """FP8 as in Qwen3.6-FP8: the decoder's large projections with one scale for each block."""
+    """FP8 as in Qwen3.6-FP8: the decoder's large projections with one bf16 scale for each block."""
     kept = []
     for key in [key for key in tensors if key.endswith(".weight")]:
-        weight = tensors[key]
         large = key.endswith(("_proj.weight", "in_proj_qkv.weight", "in_proj_z.weight"))
         if large and ".visual." not in key:
-            tensors[key], tensors[f"{key}_scale_inv"] = block_fp8(weight)
-        elif weight.dim() > 1:
+            tensors[key], tensors[f"{key}_scale_inv"] = block_fp8(tensors[key], torch.bfloat16)
+        elif tensors[key].dim() > 1:
             kept.append(key.removesuffix(".weight"))
-    config["quantization_config"] = {
-        "quant_method": "fp8",
-        "fmt": "e4m3",
-        "activation_scheme": "dynamic",
-        "weight_block_size": [BLOCK, BLOCK],
-        "modules_to_not_convert": kept,
-    }
+    config["quantization_config"] = BLOCK_FP8 | {"modules_to_not_convert": kept}
 
 
-def block_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[out, in] -> float8_e4m3fn of that shape, bf16 scales [ceil(out / 128), ceil(in / 128)]."""
+def to_deepseek_fp8(config: dict, tensors: Tensors) -> None:
+    """FP8 as in DeepSeek-V3: every projection, the experts' included, with one fp32 scale for each block;
+    the configuration does not say what is left in bf16 (routers, embedding, head)."""
+    for key in [key for key in tensors if PROJECTION.search(key)]:
+        tensors[key], tensors[f"{key}_scale_inv"] = block_fp8(tensors[key], torch.float32)
+    config["quantization_config"] = BLOCK_FP8
+
+
+def block_fp8(weight: torch.Tensor, scale_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """[out, in] -> float8_e4m3fn of that shape, scales [ceil(out / 128), ceil(in / 128)]."""
     blocks = [-(-size // BLOCK) for size in weight.shape]
-    scale = torch.empty(blocks, dtype=torch.bfloat16)
+    scale = torch.empty(blocks, dtype=scale_dtype)
     packed = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
     for row in range(blocks[0]):
         for column in range(blocks[1]):
@@ -97,8 +107,12 @@ def block_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
                 slice(row * BLOCK, (row + 1) * BLOCK),
                 slice(column * BLOCK, (column + 1) * BLOCK),
             )
-            largest = torch.finfo(torch.float8_e4m3fn).max
-            scale[row, column] = weight[here].abs().max().float() / largest
-            scaled = weight[here].float() / scale[row, column].float()
-            packed[here] = scaled.clamp(-largest, largest).to(torch.float8_e4m3fn)
+            scale[row, column] = weight[here].abs().max().float() / LARGEST
+            packed[here] = to_fp8(weight[here], scale[row, column])
     return packed, scale
+
+
+def to_fp8(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The nearest float8_e4m3fn to weight / scale."""
+    scaled = weight.float() / scale.float()
+    return scaled.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)

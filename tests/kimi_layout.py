@@ -40,6 +40,32 @@ IN_BLOCK = {
 }
 ROUTED_EXPERT = re.compile(r"\.mlp\.experts\.\d+\.")
 GROUP, NIBBLES = 32, 8  # weights that share one INT4 scale; weights in one int32
+WEIGHTS = {
+    "actorder": None,
+    "block_structure": None,
+    "dynamic": False,
+    "group_size": GROUP,
+    "num_bits": 4,
+    "observer": "minmax",
+    "observer_kwargs": {},
+    "strategy": "group",
+    "symmetric": True,
+    "type": "int",
+}
+PACKED = {
+    "config_groups": {
+        "group_0": {
+            "input_activations": None,
+            "output_activations": None,
+            "targets": ["Linear"],
+            "weights": WEIGHTS,
+        }
+    },
+    "format": "pack-quantized",
+    "kv_cache_scheme": None,
+    "quant_method": "compressed-tensors",
+    "quantization_status": "compressed",
+}
 
 
 def kimi_on_hub(config: dict, tensors: Tensors) -> None:
@@ -119,36 +145,23 @@ def spell_vision(vision: dict) -> None:
 
 def to_packed_int4(config: dict, tensors: Tensors) -> None:
     """The routed experts in the pack-quantized format of compressed-tensors."""
-    for key in [key for key in tensors if ROUTED_EXPERT.search(key)]:
-        weight = tensors.pop(key)
-        tensors[f"{key}_packed"], tensors[f"{key}_scale"] = packed_int4(weight)
-        tensors[f"{key}_shape"] = torch.tensor(weight.shape, dtype=torch.int32)
-    weights = {
-        "actorder": None,
-        "block_structure": None,
-        "dynamic": False,
-        "group_size": GROUP,
-        "num_bits": 4,
-        "observer": "minmax",
-        "observer_kwargs": {},
-        "strategy": "group",
-        "symmetric": True,
-        "type": "int",
-    }
-    group = {"input_activations": None, "output_activations": None, "targets": ["Linear"]}
-    config["text_config"]["quantization_config"] = {
-        "config_groups": {"group_0": group | {"weights": weights}},
-        "format": "pack-quantized",
+    pack(tensors, ROUTED_EXPERT)
+    config["text_config"]["quantization_config"] = PACKED | {
         "ignore": [
             "lm_head",
             "re:.*self_attn.*",
             "re:.*shared_experts.*",
             r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
         ],
-        "kv_cache_scheme": None,
-        "quant_method": "compressed-tensors",
-        "quantization_status": "compressed",
     }
+
+
+def pack(tensors: Tensors, names: re.Pattern) -> None:
+    """Replaces weights by packed numbers, scales and shapes."""
+    for key in [key for key in tensors if names.search(key)]:
+        weight = tensors.pop(key)
+        tensors[f"{key}_packed"], tensors[f"{key}_scale"] = packed_int4(weight)
+        tensors[f"{key}_shape"] = torch.tensor(weight.shape, dtype=torch.int32)
 
 
 def packed_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 
 import pytest
 
@@ -21,14 +20,6 @@ Path({marker!r}).write_text("ran")
 class OwnTokenizer(PreTrainedTokenizerFast):
     pass
 """
-
-
-@pytest.fixture
-def modules_of_this_test_alone(tmp_path, monkeypatch):
-    """transformers copies a folder's code into a package of modules before it imports it."""
-    folder = str(tmp_path / "modules")
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", folder)
-    monkeypatch.setattr("sys.path", [*sys.path])
 
 
 @pytest.fixture

@@ -7,12 +7,18 @@ from pathlib import Path
 import torch
 import transformers
 
+from draftmill import gguf_tokenizer
 from draftmill.atomic import fsync
 from draftmill.dtype_policy import DTYPES
 
 
-def build_from_gguf(gguf: Path, checkpoint: Path) -> None:
-    """Unpacks a GGUF into a bf16 checkpoint in Hugging Face layout."""
+def build_from_gguf(gguf: Path, checkpoint: Path, proven: bool) -> None:
+    """Unpacks a GGUF into a bf16 checkpoint in Hugging Face layout.
+
+    proven: a golden table decides on its tokenizer, or another place gives the tokenizer. Raises DraftmillError
+    where neither does and its pre-tokenizer is unknown.
+    """
+    tokenizer = gguf_tokenizer.load(gguf, proven)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         gguf.parent,
         gguf_file=gguf.name,
@@ -22,7 +28,6 @@ def build_from_gguf(gguf: Path, checkpoint: Path) -> None:
     ).to(DTYPES["bfloat16"])
     model.config.architectures = [type(model).__name__]
     model.config.dtype = DTYPES["bfloat16"]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     checkpoint.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=checkpoint.parent, suffix=".tmp") as scratch:
         model.save_pretrained(scratch)

@@ -8,6 +8,7 @@ import transformers
 from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 
+from draftmill.compressed_config import weights_only
 from draftmill.errors import DraftmillError
 
 AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText")
@@ -101,7 +102,7 @@ def dequantising(config: PretrainedConfig, decoder: str) -> PretrainedConfig:
         del holder.quantization_config
     if found["quant_method"] == "compressed-tensors":
         outside = rf"re:(?!{decoder}\.).*"
-        found = found | {"ignore": [*(found.get("ignore") or []), outside]}
+        found = weights_only(found) | {"ignore": [*(found.get("ignore") or []), outside]}
     config.quantization_config = found | {"dequantize": True}
     return config
 

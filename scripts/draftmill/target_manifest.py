@@ -13,7 +13,7 @@ def read_manifest(path: str | Path) -> dict:
 
 def located(manifest: dict, parent: Path) -> dict:
     """The manifest in `parent` with the folders of checkpoint and tokenizer made absolute."""
-    source = manifest["tokenizer_source"]
+    source, parent = manifest["tokenizer_source"], parent.absolute()
     return manifest | {
         "checkpoint": str(parent / manifest["checkpoint"]),
         "tokenizer_source": source | {"folder": str(parent / source["folder"])},

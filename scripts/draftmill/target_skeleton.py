@@ -26,13 +26,14 @@ from transformers.monkey_patching import patch_output_recorders
 from transformers.quantizers.auto import get_hf_quantizer
 from transformers.quantizers.quantizer_compressed_tensors import CompressedTensorsHfQuantizer
 
-from draftmill import checkpoint_files
+from draftmill import checkpoint_files, fp8_blocks
 from draftmill.checkpoint_names import Conversion
 from draftmill.errors import DraftmillError
 from draftmill.freed_memory import give_back
 from draftmill.target_config import dequantising, quantisation
 from draftmill.target_structure import decoder_layers, model_of, path_of, text_decoder
 
+fp8_blocks.install()
 PARTS = (
     16  # a fused expert tensor is filled in so many parts: its sources never stand whole beside it
 )
@@ -73,8 +74,9 @@ def family_dtypes(
     plan = model._get_dtype_plan(dtype)
     kept = build_glob_alternation(list(plan))[0] if plan else None
     found = {name: p.dtype for name, p in model.named_parameters()}
+    packed = {dtype, torch.float8_e4m3fn, torch.float8_e5m2}  # what becomes of the declared dtype
     return {
-        n: torch.float32 if kept and kept.search(n) else declared if d == dtype else d
+        n: torch.float32 if kept and kept.search(n) else declared if d in packed else d
         for n, d in found.items()
     }
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from transformers import AutoTokenizer
 
-from draftmill import raw_rows, tables, target_config, target_tokenizer
+from draftmill import gguf_tokenizer, raw_rows, tables, target_config, target_tokenizer
 from draftmill.conversations import MalformedRow, parse
 from draftmill.driver.plan import Plan
 from draftmill.errors import DraftmillError
@@ -164,7 +163,7 @@ def renderer_of(target: dict, folder: Path | None) -> tuple[Renderer | None, str
     try:
         if folder is None:
             path = package_file(target["package"], target["gguf"])
-            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+            tokenizer = gguf_tokenizer.load(path, proven=bool(target["tokenizer"]["golden"]))
             stop_ids = [tokenizer.eos_token_id]
         else:
             about = {"checkpoint": str(folder), "trust_remote_code": target["trust_remote_code"]}
