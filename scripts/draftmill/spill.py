@@ -22,7 +22,7 @@ class Spill:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (lives as long as this)
 
     def put(self, tensor: torch.Tensor) -> Spilled:
-        raw = tensor.detach().cpu().contiguous().view(torch.uint8)
+        raw = tensor.detach().cpu().contiguous().view(torch.uint8).flatten()
         offset = self._file.tell()
         self._file.write(raw.numpy())
         return Spilled(offset, tensor.shape, tensor.dtype)
@@ -32,7 +32,7 @@ class Spill:
         end = self._file.tell()
         found = torch.empty(spilled.shape, dtype=spilled.dtype)
         self._file.seek(spilled.offset)
-        self._file.readinto(memoryview(found.view(torch.uint8).numpy()).cast("B"))
+        self._file.readinto(found.view(torch.uint8).flatten().numpy())
         self._file.seek(end)
         return found
 
