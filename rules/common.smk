@@ -60,7 +60,7 @@ CHECKPOINT = (
     else []
 )
 
-# no input and no param: moved elsewhere it is the same table, and the settings hold its digest
+# quoted here, since an empty list of files must stay empty; the settings hold the table's digest
 GOLDEN_PATH = PLAN.config["target"]["tokenizer"]["golden"]
 GOLDEN = shlex.quote(GOLDEN_PATH) if GOLDEN_PATH else ""
 

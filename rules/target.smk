@@ -17,10 +17,12 @@ rule prepare_target:
     threads: 1
     resources:
         mem_mb=4000,
+        # a resource, as those make nothing stale: moved elsewhere it is the same table
+        golden=GOLDEN,
     params:
         settings=settings("prepare_target"),
     shell:
         f"{LAUNCH}/prepare_target.py"
         " --settings {params.settings:q}"
-        " --golden {GOLDEN} --manifest {output.manifest} --head {output.head}"
+        " --golden {resources.golden} --manifest {output.manifest} --head {output.head}"
         " > {log} 2>&1"
