@@ -100,6 +100,11 @@ def several(rule):
     return jobs
 
 
+def job_name(members):
+    """The name of such a job's logs: one of its own, whatever else is made with it or before it."""
+    return ".".join(members[0]) + f".and_{len(members) - 1}_more"
+
+
 def over_members(pattern, members):
     """A path pattern over the shards of such a job."""
     return [pattern.format(capture=c, source=n, shard=s) for c, n, s in members]

@@ -84,10 +84,10 @@ for number, members in enumerate(several("extract_hidden_states")):
         output:
             [temporary(path) for path in over_members(STATES, members)],
         log:
-            text=f"{LOGS}/extract_hidden_states/job_{number}.log",
-            loading=f"{LOGS}/extract_hidden_states/job_{number}.loading.json",
+            text=f"{LOGS}/extract_hidden_states/{job_name(members)}.log",
+            loading=f"{LOGS}/extract_hidden_states/{job_name(members)}.loading.json",
         benchmark:
-            f"{LOGS}/extract_hidden_states/job_{number}.tsv"
+            f"{LOGS}/extract_hidden_states/{job_name(members)}.tsv"
         container:
             IMAGE_CUDA
         threads: 1
@@ -114,10 +114,10 @@ for number, members in enumerate(several("gate_hidden_states")):
         output:
             over_members(GATE, members),
         log:
-            text=f"{LOGS}/gate_hidden_states/job_{number}.log",
-            loading=f"{LOGS}/gate_hidden_states/job_{number}.loading.json",
+            text=f"{LOGS}/gate_hidden_states/{job_name(members)}.log",
+            loading=f"{LOGS}/gate_hidden_states/{job_name(members)}.loading.json",
         benchmark:
-            f"{LOGS}/gate_hidden_states/job_{number}.tsv"
+            f"{LOGS}/gate_hidden_states/{job_name(members)}.tsv"
         container:
             IMAGE_CUDA
         threads: 1

@@ -67,7 +67,9 @@ def extract(
                 found = [aside.get(state) for state in found] if aside else found
                 append(shard, batch, found, ledger, manifest["dtype"])
                 progress.add(batch)
-    loading_share.write(loading, passes.seconds_loading, time.monotonic() - began, backend)
+    outputs = [output for *_, output in shards]
+    taken = time.monotonic() - began
+    loading_share.write(loading, passes.seconds_loading, taken, passes.name, outputs)
 
 
 def folder_of(output: Path) -> Path:
