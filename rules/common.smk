@@ -10,7 +10,7 @@ import sys
 
 sys.path.insert(0, f"{workflow.basedir}/scripts")
 
-from draftmill.driver import images, session, shard_jobs
+from draftmill.driver import images, job_memory, session, shard_jobs
 from draftmill.driver.config import completed
 from draftmill.driver.artefacts import CHECKPOINT_FILES
 from draftmill.driver.plan import Plan
@@ -63,6 +63,10 @@ CHECKPOINT = (
 # quoted here, since an empty list of files must stay empty; the settings hold the table's digest
 GOLDEN_PATH = PLAN.config["target"]["tokenizer"]["golden"]
 GOLDEN = shlex.quote(GOLDEN_PATH) if GOLDEN_PATH else ""
+
+RESIDENT_MB = job_memory.resident_mb(PLAN.config["target"])
+GENERATION_MB = job_memory.generation_mb(PLAN.config)
+PREPARATION_MB = job_memory.preparation_mb(PLAN.config["target"])
 
 
 wildcard_constraints:

@@ -38,7 +38,7 @@ rule extract_hidden_states:
         IMAGE_CUDA
     threads: 1
     resources:
-        mem_mb=4000,
+        mem_mb=RESIDENT_MB,
         backend="auto",
         shards_per_job=1,
     params:
@@ -64,7 +64,7 @@ rule gate_hidden_states:
         IMAGE_CUDA
     threads: 1
     resources:
-        mem_mb=4000,
+        mem_mb=RESIDENT_MB,
         backend="auto",
         shards_per_job=1,
     params:
@@ -92,7 +92,7 @@ for number, members in enumerate(several("extract_hidden_states")):
             IMAGE_CUDA
         threads: 1
         resources:
-            mem_mb=4000,
+            mem_mb=RESIDENT_MB,
             backend="auto",
             shards_per_job=1,
         params:
@@ -122,7 +122,7 @@ for number, members in enumerate(several("gate_hidden_states")):
             IMAGE_CUDA
         threads: 1
         resources:
-            mem_mb=4000,
+            mem_mb=RESIDENT_MB,
             backend="auto",
             shards_per_job=1,
         params:

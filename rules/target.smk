@@ -16,7 +16,7 @@ rule prepare_target:
         IMAGE_CUDA
     threads: 1
     resources:
-        mem_mb=4000,
+        mem_mb=PREPARATION_MB,
         # a resource, as those make nothing stale: moved elsewhere it is the same table
         golden=GOLDEN,
     params:

@@ -104,6 +104,7 @@ RUN_BY = {
     "driver/estimate": [],
     "driver/estimate_text": [],
     "driver/images": [],
+    "driver/job_memory": [],
     "driver/plan": [],
     "driver/provenance": [],
     "driver/session": [],
