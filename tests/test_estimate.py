@@ -208,14 +208,15 @@ def test_extraction_needs_the_weights_or_one_layer_of_them_and_the_states_in_fli
 
 
 def test_states_in_flight_are_those_of_all_shards_of_a_job(config):
-    config["sources"]["learn"] = hub_source(role="train", responses="given")
+    for name, role in (("learn", "train"), ("choose", "validation")):
+        config["sources"][name] = hub_source(role=role, responses="given")
     one, four = (planned(config, shards_per_job=n) for n in (1, 4))
     weights = one["memory"]["streamed extraction"] - one["memory"]["states in flight"]
     assert four["memory"]["states in flight"] == 4 * one["memory"]["states in flight"]
     assert four["memory"]["streamed extraction"] == weights + four["memory"]["states in flight"]
     assert four["disk"]["spilled"] == 4 * one["disk"]["spilled"]
     whole = planned(config, shards_per_job=1000)["memory"]["states in flight"]
-    assert whole == sum(s["tokens"] for s in one["sources"].values()) * 64 * 2
+    assert whole == pytest.approx(sum(s["tokens"] for s in one["sources"].values()) * 64 * 2, abs=1)
 
 
 def test_the_free_memory_from_which_auto_is_resident_is_that_of_the_stages(

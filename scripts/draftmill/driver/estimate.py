@@ -120,8 +120,8 @@ def disk_use(
 
 def tokens_of_job(tokens: dict[str, TokenEstimate], per_job: int) -> float:
     """Tokens of a job that makes the largest shards."""
-    largest = max(e.tokens / e.shards for e in tokens.values())
-    return min(per_job * largest, sum(e.tokens for e in tokens.values()))
+    shards = (size for e in tokens.values() for size in [e.tokens / e.shards] * e.shards)
+    return sum(sorted(shards, reverse=True)[:per_job])
 
 
 def memory(
