@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from draftmill.atomic import write_json
-from draftmill.driver.provenance import record_of, unquoted
+from draftmill.driver.provenance import record_of, settings_in
 from draftmill.errors import DraftmillError
 
 RESOURCE = "shards_per_job"
@@ -62,10 +62,10 @@ def settle(path: str, rule: str, settings: str, inputs: list[str]) -> None:
     if not file.is_file():
         return
     record: dict[str, Any] = json.loads(file.read_bytes())
-    params = record.get("params") or []
-    mine = [param for param in params if unquoted(param) == settings]
-    if len(params) > 1 and mine:
-        write_json(file, record | {"params": mine, "input": sorted(inputs), "rule": rule})
+    found = settings_in(record)
+    if len(found) > 1 and settings in found:
+        alone = {"params": [repr(settings)], "input": sorted(inputs), "rule": rule}
+        write_json(file, record | alone)
 
 
 def members_of(jobs: dict[str, list[Shards]], rule: str) -> list[Shards]:
