@@ -10,7 +10,7 @@ import sys
 
 sys.path.insert(0, f"{workflow.basedir}/scripts")
 
-from draftmill.driver import images, session, shard_jobs
+from draftmill.driver import images, job_memory, session, shard_jobs
 from draftmill.driver.config import completed
 from draftmill.driver.artefacts import CHECKPOINT_FILES
 from draftmill.driver.plan import Plan
@@ -60,9 +60,13 @@ CHECKPOINT = (
     else []
 )
 
-# no input and no param: moved elsewhere it is the same table, and the settings hold its digest
+# quoted here, since an empty list of files must stay empty; the settings hold the table's digest
 GOLDEN_PATH = PLAN.config["target"]["tokenizer"]["golden"]
 GOLDEN = shlex.quote(GOLDEN_PATH) if GOLDEN_PATH else ""
+
+RESIDENT_MB = job_memory.resident_mb(PLAN.config["target"])
+GENERATION_MB = job_memory.generation_mb(PLAN.config)
+PREPARATION_MB = job_memory.preparation_mb(PLAN.config["target"])
 
 
 wildcard_constraints:
@@ -98,6 +102,11 @@ def several(rule):
     for number in range(len(jobs)):
         shard_jobs.inherit(workflow, rule, f"{rule}_{number}")
     return jobs
+
+
+def job_name(members):
+    """The name of such a job's logs: one of its own, whatever else is made with it or before it."""
+    return ".".join(members[0]) + f".and_{len(members) - 1}_more"
 
 
 def over_members(pattern, members):

@@ -38,7 +38,7 @@ rule extract_hidden_states:
         IMAGE_CUDA
     threads: 1
     resources:
-        mem_mb=4000,
+        mem_mb=RESIDENT_MB,
         backend="auto",
         shards_per_job=1,
     params:
@@ -64,7 +64,7 @@ rule gate_hidden_states:
         IMAGE_CUDA
     threads: 1
     resources:
-        mem_mb=4000,
+        mem_mb=RESIDENT_MB,
         backend="auto",
         shards_per_job=1,
     params:
@@ -84,15 +84,15 @@ for number, members in enumerate(several("extract_hidden_states")):
         output:
             [temporary(path) for path in over_members(STATES, members)],
         log:
-            text=f"{LOGS}/extract_hidden_states/job_{number}.log",
-            loading=f"{LOGS}/extract_hidden_states/job_{number}.loading.json",
+            text=f"{LOGS}/extract_hidden_states/{job_name(members)}.log",
+            loading=f"{LOGS}/extract_hidden_states/{job_name(members)}.loading.json",
         benchmark:
-            f"{LOGS}/extract_hidden_states/job_{number}.tsv"
+            f"{LOGS}/extract_hidden_states/{job_name(members)}.tsv"
         container:
             IMAGE_CUDA
         threads: 1
         resources:
-            mem_mb=4000,
+            mem_mb=RESIDENT_MB,
             backend="auto",
             shards_per_job=1,
         params:
@@ -114,15 +114,15 @@ for number, members in enumerate(several("gate_hidden_states")):
         output:
             over_members(GATE, members),
         log:
-            text=f"{LOGS}/gate_hidden_states/job_{number}.log",
-            loading=f"{LOGS}/gate_hidden_states/job_{number}.loading.json",
+            text=f"{LOGS}/gate_hidden_states/{job_name(members)}.log",
+            loading=f"{LOGS}/gate_hidden_states/{job_name(members)}.loading.json",
         benchmark:
-            f"{LOGS}/gate_hidden_states/job_{number}.tsv"
+            f"{LOGS}/gate_hidden_states/{job_name(members)}.tsv"
         container:
             IMAGE_CUDA
         threads: 1
         resources:
-            mem_mb=4000,
+            mem_mb=RESIDENT_MB,
             backend="auto",
             shards_per_job=1,
         params:

@@ -17,7 +17,7 @@ rule generate_responses:
         IMAGE_CUDA
     threads: 1
     resources:
-        mem_mb=4000,
+        mem_mb=GENERATION_MB,
         # how the engine is reached: a resource, since those make nothing stale, unlike params and the text
         engine=PLAN.engine_options,
     params:

@@ -16,11 +16,13 @@ rule prepare_target:
         IMAGE_CUDA
     threads: 1
     resources:
-        mem_mb=4000,
+        mem_mb=PREPARATION_MB,
+        # a resource, as those make nothing stale: moved elsewhere it is the same table
+        golden=GOLDEN,
     params:
         settings=settings("prepare_target"),
     shell:
         f"{LAUNCH}/prepare_target.py"
         " --settings {params.settings:q}"
-        " --golden {GOLDEN} --manifest {output.manifest} --head {output.head}"
+        " --golden {resources.golden} --manifest {output.manifest} --head {output.head}"
         " > {log} 2>&1"

@@ -51,7 +51,9 @@ def extract(
     ledger = Ledger()
     passes = open_target(manifest, backend, ledger)
     write_shards(passes, shards, manifest, ledger)
-    loading_share.write(loading, passes.seconds_loading, time.monotonic() - began, backend)
+    outputs = [output for *_, output in shards]
+    taken = time.monotonic() - began
+    loading_share.write(loading, passes.seconds_loading, taken, passes.name, outputs)
 
 
 def write_shards(

@@ -81,7 +81,9 @@ def check(
         found |= counts | {"sha256": sha256_of(states), "layers": shard.footer["layers"]}
         record = stage.record(dtypes=dict(ledger))
         write_json(output, found | {"record": record, "fingerprint": stage.fingerprint})
-    loading_share.write(loading, passes.seconds_loading, time.monotonic() - began, backend)
+    outputs = [output for *_, output in shards]
+    taken = time.monotonic() - began
+    loading_share.write(loading, passes.seconds_loading, taken, passes.name, outputs)
 
 
 def open_shard(stage: Stage, manifest: dict, target: Path, tokens: Path, states: Path) -> Shard:

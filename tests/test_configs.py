@@ -1,6 +1,7 @@
 """The configurations of real targets: their DAG and their cost, with no network and an empty hub cache."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,23 @@ def test_the_whole_dag_shows_without_a_download(clone, name):
     for rule in ("prepare_target", "extract_hidden_states", "train_eagle3", "report"):
         assert f"\n{rule} " in text, f"{name}: no {rule}"
     assert list(clone.parent.glob("cache/hub/*")) == []
+
+
+def test_the_trillion_parameter_run_shows_jobs_of_sixteen_shards_with_the_profile_it_names(clone):
+    name = "configs/kimi-k2.5-eagle3.yaml"
+    command = f"snakemake --cores 2 --configfile {name} --profile profiles/large-target"
+    assert command in (PROJECT / name).read_text()
+    run = subprocess.run(
+        [sys.executable, "-m", *command.split(), "-n"],
+        cwd=clone,
+        env=environment() | {"HF_HOME": str(clone.parent / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, (run.stdout + run.stderr)[-3000:]
+    jobs = set(re.findall(r"^extract_hidden_states_\d+", run.stdout, re.M))
+    assert len(jobs) == 16, "254 shards, 16 a job"
+    assert "backend=streamed, shards_per_job=16" in run.stdout
 
 
 @pytest.mark.parametrize("name", NAMES)

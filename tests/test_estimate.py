@@ -1,18 +1,21 @@
 """The estimate against the bytes that the stages then write."""
 
 import json
+import types
 from pathlib import Path
 
 import pytest
 import yaml
 
 import plan
+from draftmill import target_passes
 from draftmill.driver.config import completed
 from draftmill.driver.estimate import Options, estimate
 from draftmill.driver.estimate_text import bytes_text, text_of
 from draftmill.driver.plan import Plan
 from draftmill.driver.shard_bytes import shard_bytes
 from draftmill.driver.token_estimate import Assumed, spread
+from draftmill.target_manifest import read_manifest
 from mini_road import road_of
 from workflow import rows, write_rows
 
@@ -147,8 +150,8 @@ def test_loading_counts_jobs_and_names_the_smallest_number_of_shards_that_helps(
     found = planned(config, **options, tflops=base / 60)["loading"]
     assert found["computing"] == pytest.approx(60)
     assert found["share"] == pytest.approx(12 / 72)
-    assert found["enough"] == 3, "4 + 1 + 1 jobs of 66 s, where 5 + 1 + 1 are above 10 %"
-    again = planned(config, **options, tflops=base / 60, shards_per_job=3)
+    assert found["enough"] == 2, "6 jobs: a job takes shards of several sources"
+    again = planned(config, **options, tflops=base / 60, shards_per_job=2)
     assert again["loading"]["share"] == pytest.approx(6 / 66)
     assert "WARNING: above 10%" not in text_of(again)
 
@@ -160,7 +163,7 @@ def test_a_warning_names_the_shards_a_job_that_are_enough_and_too_small_a_disk(c
     monkeypatch.setattr("draftmill.driver.estimate.shutil.disk_usage", lambda place: full)
     found = planned(config, checkpoint_gb=1.0, tflops=base / 60)
     text = text_of(found)
-    assert "shards_per_job=3" in text
+    assert "--set-resources extract_hidden_states:shards_per_job=2 (or in a profile" in text
     assert found["disk"]["short"] == found["disk"]["total"] - 10
     assert "are missing; lower the sources' limit" in text
 
@@ -193,13 +196,39 @@ def test_training_needs_twenty_bytes_a_trained_parameter_and_half_in_bf16(config
     assert half == drafter["trained"] * 10 + drafter["frozen"] * 2 + head + logits
 
 
-def test_extraction_needs_the_weights_or_one_layer_of_them(config):
+def test_extraction_needs_the_weights_or_one_layer_of_them_and_the_states_in_flight(config):
     found = planned(config)
     target, memory = found["target"], found["memory"]
-    assert memory["streamed extraction: weights"] == 2 * (
-        target["largest_layer"] + target["embedding"] + target["head"]
-    )
+    parameters = 2 * target["embedding"] + 64 + target["largest_layer"]  # 64: the final norm
+    tokens = max(s["tokens"] / s["shards"] for s in found["sources"].values())
+    assert memory["states in flight"] == pytest.approx(2 * 64 * tokens, abs=1)
+    assert memory["streamed extraction"] == 2 * parameters + memory["states in flight"]
+    assert found["disk"]["spilled"] == pytest.approx(4 * memory["states in flight"], abs=4)
     assert memory["resident extraction"] > 2 * target["total"]
+
+
+def test_states_in_flight_are_those_of_all_shards_of_a_job(config):
+    for name, role in (("learn", "train"), ("choose", "validation")):
+        config["sources"][name] = hub_source(role=role, responses="given")
+    one, four = (planned(config, shards_per_job=n) for n in (1, 4))
+    weights = one["memory"]["streamed extraction"] - one["memory"]["states in flight"]
+    assert four["memory"]["states in flight"] == 4 * one["memory"]["states in flight"]
+    assert four["memory"]["streamed extraction"] == weights + four["memory"]["states in flight"]
+    assert four["disk"]["spilled"] == 4 * one["disk"]["spilled"]
+    whole = planned(config, shards_per_job=1000)["memory"]["states in flight"]
+    assert whole == pytest.approx(sum(s["tokens"] for s in one["sources"].values()) * 64 * 2, abs=1)
+
+
+def test_the_free_memory_from_which_auto_is_resident_is_that_of_the_stages(
+    config, prepared_target, monkeypatch
+):
+    limit = planned(config)["memory"]["auto is resident from"]
+    manifest = read_manifest(prepared_target / "manifest.json")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for free, backend in ((limit + 2, "resident"), (limit - 2, "streamed")):
+        machine = types.SimpleNamespace(available=free)
+        monkeypatch.setattr("psutil.virtual_memory", lambda machine=machine: machine)
+        assert target_passes.choose(manifest) == backend
 
 
 def test_bytes_are_told_in_decimal_units_with_three_figures():

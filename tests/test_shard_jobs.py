@@ -1,105 +1,131 @@
-"""Jobs of several shards: one load of the target, the same bytes, and staleness shard by shard all the same."""
+"""Jobs of several shards: which shards they take, and that nobody can tell afterwards."""
 
+import copy
+import hashlib
 import json
-from types import SimpleNamespace
+import shutil
+import types
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftmill.driver.shard_jobs import grouped, shards_per_job
+from draftmill.driver import shard_jobs
+from draftmill.driver.provenance import record_of, settings_in
 from draftmill.errors import DraftmillError
 
-SEVERAL = (
-    "--set-resources",
-    "extract_hidden_states:shards_per_job=3",
-    "gate_hidden_states:shards_per_job=3",
-)
+PROFILE = ("--profile", "profiles/large-target")
 
 
-def shards(count: int, capture: str = "low") -> list[tuple[str, str, str]]:
-    return [(capture, f"source{i % 3}", f"{i:05d}") for i in range(count)]
+def workflow_with(value) -> types.SimpleNamespace:
+    settings = {"extract_hidden_states": {"shards_per_job": value}}
+    resources = types.SimpleNamespace(_parsed_overwrite_resources=settings)
+    return types.SimpleNamespace(resource_settings=resources)
+
+
+def test_without_the_resource_a_job_makes_one_shard():
+    assert shard_jobs.shards_per_job(workflow_with(4), "gate_hidden_states") == 1
+    assert shard_jobs.shards_per_job(workflow_with(4), "extract_hidden_states") == 4
+
+
+@pytest.mark.parametrize("value", [0, -1, "all", 2.5])
+def test_another_value_than_a_positive_integer_is_refused(value):
+    with pytest.raises(DraftmillError, match="shards_per_job of extract_hidden_states is"):
+        shard_jobs.shards_per_job(workflow_with(value), "extract_hidden_states")
+
+
+def test_shards_of_one_capture_are_put_together_over_sources_and_none_is_alone():
+    low = [("low", "learn", "0"), ("low", "learn", "1"), ("low", "judge", "0")]
+    high = [("high", "learn", "0")]
+    assert shard_jobs.grouped([*low, *high], 2) == [low[:2]]
+    assert shard_jobs.grouped([*low, *high], 3) == [low]
+    assert shard_jobs.grouped([*low, *high], 1) == []
 
 
 @given(st.integers(0, 40), st.integers(0, 9), st.integers(1, 12))
-def test_every_shard_that_is_not_alone_is_in_one_job_of_its_capture(low, high, size):
-    everything = shards(low) + shards(high, "high")
-    jobs = grouped(everything, size)
+def test_no_shard_is_twice_in_jobs_and_every_job_is_of_one_capture(low, high, size):
+    shards = [("low", f"source{i % 3}", f"{i:05d}") for i in range(low)]
+    shards += [("high", "source", f"{i:05d}") for i in range(high)]
+    jobs = shard_jobs.grouped(shards, size)
     members = [shard for job in jobs for shard in job]
     assert len(members) == len(set(members))
     assert all(1 < len(job) <= size and len({c for c, _, _ in job}) == 1 for job in jobs)
-    alone = set(everything) - set(members)
-    assert alone <= {s for s in everything if s[0] == "low"} | {
-        s for s in everything if s[0] == "high"
+    assert len(set(shards) - set(members)) <= (2 if size > 1 else len(shards))
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    """Writes Snakemake's record of a shard and gives it back as it is after settling."""
+    monkeypatch.chdir(tmp_path)
+
+    def settled(params: list) -> dict:
+        file = record_of("states/a.parquet")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        before = {"params": list(map(repr, params)), "input": ["all"], "rule": "extract_0"}
+        file.write_text(json.dumps(before | {"code": "kept"}))
+        shard_jobs.settle("states/a.parquet", "extract", "{mine}", ["z", "b"])
+        return json.loads(file.read_text())
+
+    return settled
+
+
+def test_the_record_of_a_shard_among_several_becomes_that_of_one(record):
+    found = record([["{other}", "{mine}"]])
+    assert found == {"params": ["'{mine}'"], "input": ["b", "z"], "rule": "extract", "code": "kept"}
+    assert settings_in(found) == ["{mine}"]
+
+
+@pytest.mark.parametrize("params", [["{mine}"], [["{other}", "{another}"]], []])
+def test_other_records_stay_as_they_are(record, params):
+    assert record(params)["rule"] == "extract_0"
+
+
+def test_a_shard_without_a_record_gets_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shard_jobs.settle("states/a.parquet", "extract", "{mine}", [])
+    assert not Path(".snakemake").exists()
+
+
+def digests(run) -> dict[str, str]:
+    files = sorted(run.result("hidden_states").rglob("*.parquet"))
+    return {str(f): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+
+
+@pytest.mark.slow
+def test_shards_made_together_have_the_same_bytes_and_are_fresh_in_any_company(
+    finished_run, tmp_path
+):
+    run = finished_run.copy(tmp_path / "run")
+    before = digests(run)
+    shutil.rmtree(run.result("hidden_states"))
+    shutil.rmtree(run.result("gates/low"))
+    run.snakemake(*PROFILE)
+    assert digests(run) == {
+        k.replace(str(finished_run.folder), str(run.folder)): v for k, v in before.items()
     }
-    assert len(alone) <= (2 if size > 1 else len(everything))
-
-
-@pytest.mark.parametrize("value", [0, -2, "many", 1.5])
-def test_a_number_of_shards_that_is_no_positive_integer_is_refused(value):
-    settings = SimpleNamespace(
-        _parsed_overwrite_resources={"extract_hidden_states": {"shards_per_job": value}}
-    )
-    with pytest.raises(DraftmillError, match="expected a positive integer"):
-        shards_per_job(SimpleNamespace(resource_settings=settings), "extract_hidden_states")
-
-
-@pytest.fixture(scope="module")
-def several(finished_run, tmp_path_factory):
-    """A finished run whose states and gates were deleted and made again, three shards a job."""
-    run = finished_run.copy(tmp_path_factory.mktemp("several") / "run")
-    before = {}
-    for part in ("hidden_states/low", "gates/low"):
-        for path in sorted(run.result(part).rglob("*/0*.*")):
-            before[path] = path.read_bytes()
-            path.unlink()
-    assert len(before) == 8
-    found = run.snakemake(*SEVERAL)
-    return SimpleNamespace(run=run, before=before, output=found.stdout)
+    logs = {path.name for path in (run.folder / "logs/tiny/extract_hidden_states").iterdir()}
+    assert "low.learn.00000.and_3_more.loading.json" in logs
+    assert run.stale() == {}
+    assert run.stale(*PROFILE) == {}
+    run.write_data(learn=40)
+    stale = run.stale(*PROFILE)
+    assert {n: c for n, c in stale.items() if n.startswith("extract")} == {
+        "extract_hidden_states_0": 1
+    }
+    text = run.snakemake("--dry-run", *PROFILE).stdout
+    outputs = text[text.index("rule extract_hidden_states_0:") :].partition("output: ")[2]
+    shards = [Path(p).stem for p in outputs.partition("\n")[0].split(", ")]
+    assert shards == ["00002", "00003"], "fresh shards stay out"
 
 
 @pytest.mark.slow
-def test_the_bytes_are_those_of_jobs_of_one_shard(several):
-    for rule in ("extract_hidden_states", "gate_hidden_states"):
-        assert f"rule {rule}_0:" in several.output
-        assert f"rule {rule}_1:" not in several.output  # the fourth shard is alone
-        assert several.output.count(f"rule {rule}:") >= 1
-    for path, content in several.before.items():
-        assert path.read_bytes() == content, path
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [(), SEVERAL], ids=["one", "several"])
-def test_nothing_is_stale_afterwards_whatever_the_number(several, arguments):
-    assert several.run.stale(*arguments) == {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [(), SEVERAL], ids=["one", "several"])
-def test_a_changed_row_stales_its_own_shard_alone(several, tmp_path, arguments):
-    run = several.run.copy(tmp_path / "run")
-    run.edit("data/learn.jsonl", "Number 3:", "Number three:")
-    stale = run.stale(*arguments)
-    assert stale["extract_hidden_states"] == stale["gate_hidden_states"] == 1
-    assert not any(rule.endswith("_0") for rule in stale)
-
-
-@pytest.mark.slow
-def test_the_share_of_loading_is_written_and_warned_of(several):
-    logs = several.run.folder / "logs/tiny/extract_hidden_states"
-    found = json.loads((logs / "job_0.loading.json").read_text())
-    assert 0 < found["loading"] < found["total"]
-    assert "raise the resource shards_per_job of this rule" in (logs / "job_0.log").read_text()
-
-
-@pytest.mark.slow
-def test_resources_set_for_the_rule_reach_its_jobs_of_several_shards(several, tmp_path):
-    run = several.run.copy(tmp_path / "run")
-    for path in run.result("hidden_states/low").rglob("*/0*.parquet"):
-        path.unlink()
-    more = ("extract_hidden_states:backend=streamed", "extract_hidden_states:mem_mb=1234")
-    run.snakemake(*SEVERAL, *more)
-    log = (run.folder / "logs/tiny/extract_hidden_states/job_0.log").read_text()
-    assert "backend: streamed" in log
-    for path, content in several.before.items():
-        assert path.read_bytes() == content, path
+def test_a_changed_setting_is_seen_after_shards_were_made_together(finished_run, tmp_path):
+    run = finished_run.copy(tmp_path / "run")
+    config = copy.deepcopy(run.config)
+    config["hidden_states"]["batch_tokens"] = 512
+    run.write_config(config)
+    run.snakemake(*PROFILE)
+    assert run.stale() == {}
+    run.write_config(finished_run.config)
+    assert run.stale()["extract_hidden_states"] == 4

@@ -39,6 +39,8 @@ def test_the_counts_of_a_checkpoint_are_those_of_the_loaded_model(tiny_target):
     assert size.decoder_layers == sum(p.numel() for p in model.model.layers.parameters())
     assert size.largest_layer * 6 == size.decoder_layers
     assert size.active == size.total - size.embedding
+    assert size.beside_layers == size.total - size.decoder_layers
+    assert size.largest_experts == 0
 
 
 def test_a_tied_head_is_counted_once_but_multiplied():
@@ -54,6 +56,7 @@ def test_a_tied_head_is_counted_once_but_multiplied():
     model = transformers.LlamaForCausalLM(config)
     assert size.total == sum(p.numel() for p in model.parameters())
     assert (size.head, size.output, size.active) == (0, 1600, size.total)
+    assert size.beside_layers == size.total - size.decoder_layers
 
 
 def test_experts_count_by_the_share_that_a_token_visits():
@@ -71,6 +74,7 @@ def test_experts_count_by_the_share_that_a_token_visits():
     routed = 3 * 8 * 3 * 16 * 32
     assert size.active == size.total - size.embedding - routed * 6 / 8
     assert size.experts.endswith("x 2 / 8")
+    assert size.largest_experts == 8 * 2 * 16 * 32, "gate and up projections are one tensor"
 
 
 # total and active parameters as the model cards and papers give them

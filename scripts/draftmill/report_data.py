@@ -1,13 +1,11 @@
 """What the report shows, collected from the run's files."""
 
-import csv
 import json
-from collections import defaultdict
 from pathlib import Path
 
 import markupsafe
 
-from draftmill import draft_vocab, tables
+from draftmill import draft_vocab, job_times, tables
 from draftmill.atomic import read_json
 from draftmill.errors import DraftmillError
 from draftmill.stage import Stage, combine
@@ -53,7 +51,8 @@ def collect(root: Path, logs: Path, stage: Stage) -> Json:
         "leaks": leaks,
         "sources": [source_summary(root, name, shards) for name, shards in sources],
         "ledger": ledger(root, target, gates, runs, measured),
-        "timings": timings(logs),
+        "timings": job_times.timings(logs, stage.config, runs),
+        "loading": job_times.loading(logs, stage.config),
         "logs": logs,
         "figures": {n: inline_svg(root / f"figures/{n}.svg") for n in ("training", "acceptance")},
         "provenance": provenance(root, target, runs, measured),
@@ -132,29 +131,6 @@ def ledger(root: Path, target: Json, gates: list[Json], runs: list[Json], measur
         for m in measured
     ]
     return [(stage, *item) for stage, dtypes in stages for item in dtypes.items()]
-
-
-def timings(logs: Path) -> list[Json]:
-    """Sums over the jobs' benchmark files, in the order in which the rules began."""
-    found: dict[str, list[Json]] = defaultdict(list)
-    for path in sorted(logs.glob("*/*.tsv"), key=lambda p: p.stat().st_mtime):
-        with open(path, encoding="utf-8") as file:
-            found[path.parent.name] += csv.DictReader(file, delimiter="\t")
-    return [
-        {
-            "rule": rule,
-            "jobs": len(rows),
-            "wall": sum(number(r["s"]) for r in rows),
-            "cpu": sum(number(r["cpu_time"]) for r in rows),
-            "memory": max(number(r["max_rss"]) for r in rows),
-        }
-        for rule, rows in found.items()
-    ]
-
-
-def number(text: str) -> float:
-    """A benchmark's number; a job shorter than its first sample has NA."""
-    return 0.0 if text in ("NA", "-", "") else float(text)
 
 
 def inline_svg(path: Path) -> markupsafe.Markup:

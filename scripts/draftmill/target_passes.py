@@ -33,7 +33,7 @@ Pass = Callable[[nn.Module], Any]
 class Resident:
     """The whole target in memory."""
 
-    streams = False
+    name, streams = "resident", False
 
     def __init__(self, manifest: dict, ledger: Ledger):
         began = time.monotonic()
@@ -51,7 +51,7 @@ class Resident:
 class Streamed:
     """The target with one decoder layer in memory at a time."""
 
-    streams = True
+    name, streams = "streamed", True
 
     def __init__(self, manifest: dict, ledger: Ledger):
         began = time.monotonic()

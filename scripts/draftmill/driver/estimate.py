@@ -17,14 +17,17 @@ from draftmill.driver.target_description import checkpoint_folder, target_config
 from draftmill.driver.target_size import TargetSize, checkpoint_bytes, target_size
 from draftmill.driver.token_estimate import Assumed, TokenEstimate, TokenEstimator
 from draftmill.dtype_policy import BYTES
+from draftmill.target_passes import ROOM
+from draftmill.target_skeleton import PARTS
 
 LOADING_SHARE = 0.1  # above it, jobs mostly wait for weights
 BACKWARD = 3  # forward and backward pass, in forward passes
 FORMULAS = {
     "active": "decoder layers (routed experts x experts per token / experts) + final norm + head",
     "resident extraction": "all weights + batch_tokens x (4 hidden + 2 intermediate + states x hidden)",
-    "streamed extraction: weights": "largest layer + embedding + head",
-    "streamed extraction: a shard's states": "tokens of the largest shard x (1 + states) x hidden",
+    "streamed extraction": "largest layer, dequantised + 1/16 of its largest tensor of experts + embedding + "
+    "final norm + head + states in flight (attention masks of padded batches not)",
+    "states in flight": "tokens of shards_per_job of the largest shards x hidden",
     "training": "trained parameters x (weights + gradients + 2 moments + best weights, fp32 in mixed) + frozen "
     "embedding and head + target head + tokens_per_batch x ttt_steps x draft vocabulary x 8 bytes of logits",
     "generation": "tokens x 2 active + sequences x 2 layers x hidden x length^2",
@@ -62,14 +65,14 @@ def estimate(plan: Plan, options: Options) -> dict:
         name: drafter_size(settings, captures[settings["capture"]], found, size)
         for name, settings in config["drafters"].items()
     }
-    disk = disk_use(plan, size, tokens, captures, drafters)
+    disk = disk_use(plan, size, tokens, captures, drafters, options.shards_per_job)
     return {
         "run": config["run"],
         "target": asdict(size) | {"active": size.active, "config": where},
         "checkpoint": {"bytes": stored, "basis": basis},
         "sources": {n: asdict(e) | {"states": disk["states"][n]} for n, e in tokens.items()},
         "drafters": {name: asdict(d) for name, d in drafters.items()},
-        "memory": memory(config, size, tokens, captures, drafters),
+        "memory": memory(config, size, tokens, captures, drafters, options.shards_per_job),
         "operations": operations(plan, size, tokens, captures, drafters),
         "loading": loading(plan, size, tokens, captures, stored, options),
         "disk": disk,
@@ -84,6 +87,7 @@ def disk_use(
     tokens: dict[str, TokenEstimate],
     captures: dict[str, list[int]],
     drafters: dict[str, DrafterSize],
+    per_job: int,
 ) -> dict:
     """Bytes under results/{run}, those already there, and the free space beside them."""
     layouts = {c: shard_bytes(tuple(v), size.hidden, size.dtype) for c, v in captures.items()}
@@ -99,17 +103,25 @@ def disk_use(
     present = sum(p.stat().st_size for p in root.rglob("*") if p.is_file())
     place = next(p for p in (root, *root.absolute().parents) if p.is_dir())
     free = shutil.disk_usage(place).free
+    widest = max(len(layers) for layers in captures.values()) + 1
     return {
         "states": states,
         "head": head,
         "checkpoint": built,
         "drafters": exported,
         "total": total,
+        "spilled": size.bytes_of(tokens_of_job(tokens, per_job) * widest * size.hidden),
         "present": present,
         "free": free,
         "kept": plan.config["hidden_states"]["keep_states"],
         "short": max(0, total - present - free),
     }
+
+
+def tokens_of_job(tokens: dict[str, TokenEstimate], per_job: int) -> float:
+    """Tokens of a job that makes the largest shards."""
+    shards = (size for e in tokens.values() for size in [e.tokens / e.shards] * e.shards)
+    return sum(sorted(shards, reverse=True)[:per_job])
 
 
 def memory(
@@ -118,13 +130,14 @@ def memory(
     tokens: dict[str, TokenEstimate],
     captures: dict[str, list[int]],
     drafters: dict[str, DrafterSize],
+    per_job: int,
 ) -> dict:
     """Bytes of accelerator (or main) memory per stage; see FORMULAS."""
     widest = max(len(layers) for layers in captures.values()) + 1
     per_token = 4 * size.hidden + 2 * size.intermediate + widest * size.hidden
     batch = config["hidden_states"]["batch_tokens"]
-    shard = max(e.tokens / e.shards for e in tokens.values())
-    streamed = size.largest_layer + size.embedding + size.head
+    in_flight = tokens_of_job(tokens, per_job) * size.hidden
+    streamed = size.largest_layer + size.largest_experts / PARTS + size.beside_layers
     training = {}
     for name, settings in config["drafters"].items():
         found, options = drafters[name], settings["training"]
@@ -140,8 +153,9 @@ def memory(
         )
     return {
         "resident extraction": size.bytes_of(size.total + batch * per_token),
-        "streamed extraction: weights": size.bytes_of(streamed),
-        "streamed extraction: a shard's states": size.bytes_of(shard * (1 + widest) * size.hidden),
+        "streamed extraction": size.bytes_of(streamed + in_flight),
+        "states in flight": size.bytes_of(in_flight),
+        "auto is resident from": round(size.bytes_of(size.total) / ROOM),
         "training": training,
     }
 
@@ -192,19 +206,20 @@ def loading(
     once = sum(pass_operations(size, e, False) for e in tokens.values())
     computing = once * len(captures) / (options.tflops * 1e12)
 
+    shards = sum(e.shards for e in tokens.values())
+
     def share(per_job: int) -> float:
-        jobs = len(captures) * sum(math.ceil(e.shards / per_job) for e in tokens.values())
+        jobs = len(captures) * math.ceil(shards / per_job)  # a job takes shards of several sources
         return jobs * seconds / (jobs * seconds + computing)
 
-    largest = max(e.shards for e in tokens.values())
-    enough = next((n for n in range(1, largest + 1) if share(n) <= LOADING_SHARE), None)
+    enough = next((n for n in range(1, shards + 1) if share(n) <= LOADING_SHARE), None)
     return {
         "seconds": seconds,
         "computing": computing,
         "share": share(options.shards_per_job),
         "shards_per_job": options.shards_per_job,
         "enough": enough,
-        "best_share": share(largest),
+        "best_share": share(shards),
         "read_gb_per_second": options.read_gb_per_second,
         "tflops": options.tflops,
     }

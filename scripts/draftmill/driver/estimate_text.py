@@ -20,6 +20,10 @@ def lines_of(found: dict) -> Iterator[str]:
     yield ""
     yield "memory, per process"
     yield from table(memory_rows(found))
+    yield (
+        f"backend auto: resident where {bytes_text(found['memory']['auto is resident from'])} of memory are "
+        "free (of the GPUs, or of the machine), else streamed"
+    )
     yield ""
     rate = found["loading"]["tflops"]
     yield f"operations, and time at {rate:g} TFLOP/s (generation takes longer: it waits for memory)"
@@ -34,6 +38,7 @@ def lines_of(found: dict) -> Iterator[str]:
     peak = "" if disk["kept"] else ", before it deletes states that are no longer needed"
     yield f"the run takes {bytes_text(disk['total'])} on disk, {bytes_text(disk['present'])} of it there already{peak}"
     yield "  (states, target and drafters; prompt, response and token tables are not counted)"
+    yield f"a job of streamed extraction sets up to {bytes_text(disk['spilled'])} aside there while it runs"
     yield f"free in the results folder: {bytes_text(disk['free'])}"
     if disk["short"]:
         yield (
@@ -79,9 +84,14 @@ def source_rows(found: dict) -> list[list[str]]:
 
 
 def memory_rows(found: dict) -> list[list[str]]:
-    memory = dict(found["memory"])
-    training = {f"training {name}": value for name, value in memory.pop("training").items()}
-    return [[f"  {name}", bytes_text(value)] for name, value in (memory | training).items()]
+    memory, job = found["memory"], f"shards_per_job {found['loading']['shards_per_job']}"
+    rows = [
+        ["  resident extraction", memory["resident extraction"], ""],
+        ["  streamed extraction", memory["streamed extraction"], job],
+        ["    states in flight", memory["states in flight"], "of it"],
+        *([f"  training {name}", value, ""] for name, value in memory["training"].items()),
+    ]
+    return [[name, bytes_text(value), note] for name, value, note in rows]
 
 
 def operation_rows(found: dict) -> list[list[str]]:
@@ -104,8 +114,9 @@ def loading_lines(loading: dict, checkpoint: dict) -> Iterator[str]:
         return
     if loading["enough"]:
         yield (
-            f"WARNING: above {LOADING_SHARE:.0%}; with {loading['enough']} shards a job it is below. Set "
-            f"extract_hidden_states' resource shards_per_job={loading['enough']}, or a larger shard_size."
+            f"WARNING: above {LOADING_SHARE:.0%}; with {loading['enough']} shards a job it is below: "
+            f"--set-resources extract_hidden_states:shards_per_job={loading['enough']} (or in a profile, see "
+            "profiles/large-target), or a larger shard_size."
         )
     else:
         yield (

@@ -224,6 +224,7 @@ class Plan:
             "captures": self.captures(),
             "sources": [[n, len(self.shards(n))] for n in self.config["sources"]],
             "tests": self.with_role("test"),
+            "generated": [n for n in self.config["sources"] if self.generates(n)],
             "template": sources.file_digest(REPORT_TEMPLATE),
         }
         return dict(self.config["report"]) | names, inputs

@@ -43,13 +43,16 @@ def snakemake_rebuilds(path: str, fingerprint: str) -> bool:
     record = record_of(path)
     if not record.is_file():
         return False
-    params = json.loads(record.read_bytes()).get("params") or []
-    return fingerprint not in map(fingerprint_of, map(unquoted, params))
+    found = settings_in(json.loads(record.read_bytes()))
+    return fingerprint not in map(fingerprint_of, found)
 
 
-def unquoted(param: str) -> str:
-    """A settings string as it was before Snakemake wrote it down as a Python literal."""
-    return str(ast.literal_eval(param))
+def settings_in(record: dict) -> list[str]:
+    """The settings strings in a record of Snakemake, which holds params as Python literals: one, or the list of
+    a job of several shards."""
+    values = map(ast.literal_eval, record.get("params") or [])
+    lists = (value if isinstance(value, list) else [value] for value in values)
+    return [str(settings) for found in lists for settings in found]
 
 
 def recorded_fingerprint(path: Path) -> str | None:

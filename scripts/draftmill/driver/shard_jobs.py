@@ -5,14 +5,13 @@ How many is a resource (shards_per_job), since no byte depends on it: it comes f
 its own. The rules of such jobs are made while the workflow is read, under the rule's name and a number.
 """
 
-import ast
 import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from draftmill.atomic import write_json
-from draftmill.driver.provenance import record_of
+from draftmill.driver.provenance import record_of, settings_in
 from draftmill.errors import DraftmillError
 
 RESOURCE = "shards_per_job"
@@ -63,10 +62,10 @@ def settle(path: str, rule: str, settings: str, inputs: list[str]) -> None:
     if not file.is_file():
         return
     record: dict[str, Any] = json.loads(file.read_bytes())
-    for param in map(ast.literal_eval, record.get("params") or []):
-        if isinstance(param, list) and settings in param:
-            mine = {"params": [repr(settings)], "input": sorted(inputs), "rule": rule}
-            write_json(file, record | mine)
+    found = settings_in(record)
+    if len(found) > 1 and settings in found:
+        alone = {"params": [repr(settings)], "input": sorted(inputs), "rule": rule}
+        write_json(file, record | alone)
 
 
 def members_of(jobs: dict[str, list[Shards]], rule: str) -> list[Shards]:

@@ -38,6 +38,8 @@ class TargetSize:
     embedding: int
     head: int  # of its own: 0 where it is tied to the embedding
     largest_layer: int
+    largest_experts: int  # of one fused tensor, 0 in a dense target
+    beside_layers: int  # what text needs beside the layers: embedding, final norm, head of its own
     decoder_layers: int
     active_layers: float
     output: int  # multiplied per token for logits, tied or not
@@ -64,7 +66,11 @@ def target_size(config: object, dtype: str) -> TargetSize:
     tied = head.weight is embedding.weight or bool(text.tie_word_embeddings)
     share, experts = expert_share(text)
     norm = count(final_norm(model))
-    routed = sum(p.numel() for n, p in layers.named_parameters() if ROUTED.search(n))
+    experts_of = [p for n, p in layers.named_parameters() if ROUTED.search(n)]
+    routed = sum(p.numel() for p in experts_of)
+    beside = {id(p): p.numel() for p in text_decoder(model).parameters()}
+    beside |= {id(p): p.numel() for p in embedding.parameters()}
+    beside |= {} if tied else {id(p): p.numel() for p in head.parameters()}
     decoder = count(layers)
     total = count(model) - (count(head) if tied and head.weight is not embedding.weight else 0)
     widths = (getattr(text, "intermediate_size", None), getattr(text, "moe_intermediate_size", 0))
@@ -80,6 +86,8 @@ def target_size(config: object, dtype: str) -> TargetSize:
         embedding=count(embedding),
         head=0 if tied else count(head),
         largest_layer=max(map(count, layers)),
+        largest_experts=max((p.numel() for p in experts_of if p.dim() > 2), default=0),
+        beside_layers=sum(beside.values()) - decoder,
         decoder_layers=decoder,
         active_layers=decoder - routed * (1 - share) + norm,
         output=count(head),

@@ -48,6 +48,17 @@ def layer_count(target: dict) -> int | None:
     return found.get("text_config", found).get("num_hidden_layers")
 
 
+def weight_bytes(target: dict) -> int | None:
+    """Bytes of the target's safetensors files; None where they are not on this machine or are yet to be made."""
+    folder = Path(target["path"]) if target["path"] else None
+    if target["hub"]:
+        from huggingface_hub import try_to_load_from_cache  # only hub targets wait for the import
+
+        cached = try_to_load_from_cache(target["hub"], "config.json", revision=target["revision"])
+        folder = Path(cached).parent if isinstance(cached, str) else None
+    return sum(p.stat().st_size for p in folder.glob("*.safetensors")) or None if folder else None
+
+
 def gguf_layers(path: Path) -> np.ndarray:
     from gguf import GGUFReader  # slow to import, and rarely needed
 
