@@ -68,6 +68,7 @@ class Capture:
             )
         found[key] = self.keep(state)
 
+    @torch.inference_mode()
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor | None) -> list[Any]:
         """ids, mask: int64 [batch, tokens], padded on the right. Returns what `keep` made of the states of
         each layer and of "last", each [batch, tokens, hidden].
