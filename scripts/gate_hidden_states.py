@@ -66,9 +66,11 @@ def check(
         for index in state_checks.picked_samples(shard, stage.config["rows"])
     ]
     watch = state_checks.LayerInputs(passes.model, opened[0].layers)
-    own = passes.run(
-        partial(state_checks.own_pass, watch, shard, index) for _, shard, index in samples
-    )
+    halves = state_checks.half_passes(watch, opened)
+    wholes = [partial(state_checks.own_pass, watch, shard, index) for _, shard, index in samples]
+    own = passes.run(halves + wholes)
+    if halves:
+        state_checks.check_causal(target, next(own), next(own))
     for (stage, _, states, output), shard in zip(shards, opened, strict=True):
         tally = state_checks.Tally(states)
         for _, of_shard, index in samples:

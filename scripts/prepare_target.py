@@ -17,7 +17,8 @@ from draftmill import (
     tokenizer_checks,
 )
 from draftmill.atomic import sha256_of, write_json
-from draftmill.checkpoint_names import Conversion, check_complete
+from draftmill.checkpoint_fit import check_fit
+from draftmill.checkpoint_names import Conversion
 from draftmill.dtype_policy import BYTES, DTYPES, Ledger
 from draftmill.gguf_checkpoint import build_from_gguf
 from draftmill.stage import Stage
@@ -96,8 +97,7 @@ def head_tensors(manifest: dict, dtype: str, ledger: Ledger) -> dict[str, torch.
     skeleton = Skeleton(manifest, DTYPES[dtype], "cpu")
     plain = model_of(manifest)
     parts = target_parts.find(folder, plain, Conversion(plain))
-    tied = set(getattr(skeleton.model, "all_tied_weights_keys", {}))
-    check_complete(skeleton.model, skeleton.conversion, skeleton.gathered, folder, tied)
+    check_fit(skeleton.model, skeleton.conversion, skeleton.gathered, folder)
     tensors = target_parts.read(folder, parts, DTYPES[dtype])
     for name, tensor in tensors.items():
         ledger.expect(f"target head ({name})", tensor.dtype, dtype)

@@ -1,16 +1,18 @@
 """The target's configuration as transformers reads it, and what of it is refused."""
 
 import copy
-import json
 from pathlib import Path
 
 import transformers
 from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 
-from draftmill.errors import DraftmillError
+from draftmill.atomic import read_json
+from draftmill.errors import DraftmillError, broken
 
 AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText")
+TIED = "tie_word_embeddings"
+TEXT_CONFIGS = ("text_config", "thinker_config", "language_config", "llm_config")  # in wrappers
 QUANTISATIONS = ("compressed-tensors", "fp8")  # those that are tested to give the same states twice
 
 
@@ -106,16 +108,30 @@ def dequantising(config: PretrainedConfig, decoder: str) -> PretrainedConfig:
     return config
 
 
+def tie_flags(folder: Path) -> list[bool]:
+    """What config.json itself says of tie_word_embeddings: at the top, and in the text configuration."""
+    found, flags = read_json(folder / "config.json", broken), []
+    while isinstance(found, dict):
+        if isinstance(found.get(TIED), bool):
+            flags.append(found[TIED])
+        found = next((found[name] for name in TEXT_CONFIGS if name in found), None)
+    return flags
+
+
 def stop_ids(manifest: dict) -> list[int]:
     """The token ids that end an answer: generation config first, else the text configuration."""
     folder = Path(manifest["checkpoint"])
-    found = None
-    if (folder / "generation_config.json").is_file():
-        found = json.loads((folder / "generation_config.json").read_text()).get("eos_token_id")
+    path, found = folder / "generation_config.json", None
+    if path.is_file():
+        found = read_json(path, broken).get("eos_token_id")
     if found is None:
-        config = config_of(manifest)
+        path, config = folder / "config.json", config_of(manifest)
         found = text_config(config).eos_token_id
         found = getattr(config, "eos_token_id", None) if found is None else found
-    if found is None:
-        raise DraftmillError(f"{folder}: names no eos_token_id, so no answer could ever end.")
-    return [found] if isinstance(found, int) else list(found)
+    ids = found if isinstance(found, list) else [found]
+    if not ids or not all(type(i) is int for i in ids):
+        raise DraftmillError(
+            f"{path}: eos_token_id is {found!r}, expected a token id or several, or no answer could ever end; "
+            "correct it."
+        )
+    return ids
