@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import families
-from draftmill import checkpoint_files
+from draftmill import checkpoint_files, tensor_files
 from draftmill.errors import DraftmillError
 from mini_road import MiniRoad, write_data
 from workflow import rows, tiny_config
@@ -67,6 +67,9 @@ class Edited:
         config["target"] |= target
         return MiniRoad(config)
 
+    def head(self, road: MiniRoad) -> Tensors:
+        return tensor_files.read(road.head)[0]
+
     def refused(self, **target) -> str:
         """The one sentence with which planning or preparing the target ends."""
         checkpoint_files.weight_map.cache_clear()
@@ -77,23 +80,3 @@ class Edited:
         assert "\n" not in sentence
         assert not Path("results/tiny/target/manifest.json").exists()
         return sentence
-
-
-@pytest.fixture(scope="session")
-def originals(tmp_path_factory) -> Callable[[str], Path]:
-    """name of a tiny family -> its folder, made once."""
-    made: dict[str, Path] = {}
-
-    def folder(name: str) -> Path:
-        if name not in made:
-            made[name] = families.make(name, tmp_path_factory.mktemp("originals") / name)
-        return made[name]
-
-    return folder
-
-
-@pytest.fixture
-def edited(originals, tmp_path, monkeypatch) -> Callable[[str], Edited]:
-    """name of a tiny family -> a copy that the test may change; the current folder is the test's own."""
-    monkeypatch.chdir(tmp_path)
-    return lambda name: Edited(originals(name), tmp_path / "checkpoint")
