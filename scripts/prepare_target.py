@@ -22,7 +22,7 @@ from draftmill.checkpoint_names import Conversion
 from draftmill.dtype_policy import BYTES, DTYPES, Ledger
 from draftmill.gguf_checkpoint import build_from_gguf
 from draftmill.stage import Stage
-from draftmill.target_config import config_of, stop_ids, text_config
+from draftmill.target_config import config_of, context_length, stop_ids, text_config
 from draftmill.target_head import TargetHead
 from draftmill.target_location import package_file
 from draftmill.target_manifest import located
@@ -58,10 +58,10 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path, golden: Path | N
         "tokenizer_source": target_tokenizer.source_of(settings["tokenizer"], location),
     }
     loaded = located(manifest, manifest_path.parent)
+    config = config_of(loaded)
     tokenizer, as_file = tokenizer_checks.checked(loaded, settings["tokenizer"], golden)
     manifest["tokenizer_source"]["as_file"] = as_file
     ledger = Ledger()
-    config = config_of(loaded)
     tensors = head_tensors(loaded, settings["dtype"], ledger)
     ends = stop_ids(loaded)
     tokenizer_checks.check_fits(tokenizer, ends, tensors["embed_tokens.weight"].shape[0])
@@ -76,7 +76,7 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path, golden: Path | N
         "layers": layer_count(config),
         "vocab_size": tensors["lm_head.weight"].shape[0],
         "embedding_rows": tensors["embed_tokens.weight"].shape[0],
-        "context_length": text.max_position_embeddings,
+        "context_length": context_length(text),
         "stop_ids": ends,
         "dtype": settings["dtype"],
         "tokenizer": target_tokenizer.tokenizer_digest(loaded),

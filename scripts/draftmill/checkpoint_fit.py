@@ -14,6 +14,7 @@ from transformers.core_model_loading import WeightConverter
 from draftmill import checkpoint_files
 from draftmill.checkpoint_names import Conversion
 from draftmill.errors import DraftmillError
+from draftmill.target_config import quantisation
 from draftmill.target_structure import decoder_layers, final_norm, output_head, path_of
 
 PLAIN = ("BF16", "F16", "F32")  # safetensors' names of what no quantiser has packed
@@ -36,6 +37,7 @@ def check_fit(model: nn.Module, conversion: Conversion, gathered: Gathered, fold
         if converter is not None:
             check_sources(conversion, converter, target, sources, folder)
         check_shapes(conversion, target, sources, folder)
+        check_scales(model, [name for name, _ in sources], folder)
     check_left_over(model, conversion, folder)
 
 
@@ -96,6 +98,7 @@ def check_shapes(
                 f"{tuple(shape)}; one of them is damaged; download the checkpoint again."
             )
     name, pattern = sources[0]
+    check_dtype(conversion, target, sources[0], entries[name]["dtype"], folder)
     wanted = tuple(conversion.state[target].shape)
     if len(sources) == 1 and len(conversion.made_by(target, pattern)) == 1:
         found = tuple(entries[name]["shape"])
@@ -110,6 +113,40 @@ def check_shapes(
         raise DraftmillError(
             f"{folder}: {name} has shape {tuple(entries[name]['shape'])}, which does not make the model's "
             f"{target} {wanted}; the weights belong to another configuration."
+        )
+
+
+def check_scales(model: nn.Module, names: list[str], folder: Path) -> None:
+    """The grid of FP8 scales is that of whole blocks: transformers derives the block from the grid, so a block
+    that the weight cuts would get a wrong size without a word."""
+    block = (quantisation(model.config) or {}).get("weight_block_size")
+    for name in names if block else ():
+        scale = f"{name}_scale_inv"
+        if scale not in names:
+            continue
+        sizes = checkpoint_files.entry(folder, name)["shape"]
+        found = checkpoint_files.entry(folder, scale)["shape"]
+        wanted = [-(-size // one) for size, one in zip(sizes, block, strict=True)]
+        cut = [n > 1 and size % one > 0 for size, one, n in zip(sizes, block, wanted, strict=True)]
+        if found != wanted or any(cut):
+            raise DraftmillError(
+                f"{folder}: {name} has shape {tuple(sizes)} and scales of shape {tuple(found)}; expected are "
+                f"{tuple(wanted)} over whole blocks of {tuple(block)} (weight_block_size), since others would be "
+                "dequantised wrongly; take an unquantised checkpoint of this model."
+            )
+
+
+def check_dtype(
+    conversion: Conversion, target: str, source: tuple[str, str | None], dtype: str, folder: Path
+) -> None:
+    """Packed weights, where no quantiser unpacks them, would be taken for plain numbers."""
+    name, pattern = source
+    converter = conversion.by_source.get(pattern)
+    unpacked = converter is not None and any("scale" in p for p in converter.source_patterns)
+    if dtype not in PLAIN and conversion.state[target].is_floating_point() and not unpacked:
+        raise DraftmillError(
+            f"{folder}: {name} is stored as {dtype}, but config.json names no quantisation that unpacks it "
+            f"(expected {', '.join(PLAIN)}); take the config.json that belongs to these weights."
         )
 
 

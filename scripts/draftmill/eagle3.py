@@ -178,9 +178,7 @@ def load(folder: Path, device: str) -> Eagle3DraftModel:
     return model.eval().to(device)
 
 
-def check_target(
-    model: Eagle3DraftModel, manifest: dict, layers: list[int], folder: Path
-) -> None:
+def check_target(model: Eagle3DraftModel, manifest: dict, layers: list[int], folder: Path) -> None:
     """Refuses a drafter that was made for another target, whatever fingerprints it carries.
 
     layers: output_of of the states it is to read. Raises DraftmillError that names both.

@@ -11,6 +11,8 @@ from draftmill.atomic import read_json
 from draftmill.errors import DraftmillError, broken
 
 AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText")
+FORMATS = ("pack-quantized",)  # of compressed-tensors
+CONTEXTS = ("max_position_embeddings", "max_seq_len", "seq_length")
 TIED = "tie_word_embeddings"
 TEXT_CONFIGS = ("text_config", "thinker_config", "language_config", "llm_config")  # in wrappers
 QUANTISATIONS = ("compressed-tensors", "fp8")  # those that are tested to give the same states twice
@@ -25,8 +27,8 @@ def config_of(manifest: dict) -> PretrainedConfig:
         config = transformers.AutoConfig.from_pretrained(
             manifest["checkpoint"], trust_remote_code=manifest["trust_remote_code"]
         )
-    except (ValueError, OSError, KeyError) as error:
-        reason = (str(error).splitlines() or [""])[0]
+    except (ValueError, OSError, KeyError, AttributeError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DraftmillError(
             f"{manifest['checkpoint']}/config.json: transformers cannot read it ({reason}); a model "
             "whose code comes with it needs target.trust_remote_code: true."
@@ -38,6 +40,11 @@ def config_of(manifest: dict) -> PretrainedConfig:
 def text_config(config: PretrainedConfig) -> PretrainedConfig:
     """The configuration of the text decoder, nested or not."""
     return config.get_text_config(decoder=True)
+
+
+def context_length(text: PretrainedConfig) -> int | None:
+    """The longest sequence in tokens; None where the configuration knows none (state-space models)."""
+    return next((n for key in CONTEXTS if isinstance(n := getattr(text, key, None), int)), None)
 
 
 def auto_classes(config: PretrainedConfig) -> list[type]:
@@ -71,11 +78,24 @@ def check_supported(config: PretrainedConfig) -> None:
             f"{kind} is an encoder-only model (its attention sees the future); a target must be a "
             "causal language model."
         )
-    method = (quantisation(config) or {}).get("quant_method")
-    if quantisation(config) is not None and method not in QUANTISATIONS:
+    check_quantisation(config, kind)
+
+
+def check_quantisation(config: PretrainedConfig, kind: str) -> None:
+    found = quantisation(config)
+    if found is None:
+        return
+    method, layout = found.get("quant_method"), found.get("format")
+    if method not in QUANTISATIONS:
         raise DraftmillError(
             f"{kind}: its weights are quantised by '{method}', which is not supported; supported are "
-            f"{', '.join(QUANTISATIONS)} and unquantised weights."
+            f"{', '.join(QUANTISATIONS)} and unquantised weights, so take another checkpoint of this model."
+        )
+    if method == "compressed-tensors" and (layout not in FORMATS or not found.get("config_groups")):
+        raise DraftmillError(
+            f"{kind}: its weights have compressed-tensors' format '{layout}' with "
+            f"{len(found.get('config_groups') or {})} config_groups; supported is {', '.join(FORMATS)} with "
+            "groups, so take another checkpoint of this model."
         )
 
 
@@ -84,6 +104,11 @@ def quantisation(config: PretrainedConfig) -> dict | None:
     for holder in (config, text_config(config)):
         found = getattr(holder, "quantization_config", None)
         if found is not None:
+            if not isinstance(found, dict) and not hasattr(found, "to_dict"):
+                raise DraftmillError(
+                    f"target: quantization_config of model_type '{config.model_type}' is {found!r}, expected an "
+                    "object; correct config.json."
+                )
             return found if isinstance(found, dict) else found.to_dict()
     return None
 

@@ -72,7 +72,8 @@ def find(folder: Path, model: nn.Module, conversion: Conversion) -> Parts:
         if entry["dtype"] not in STORED:
             raise DraftmillError(
                 f"{folder}: {source} is stored as {entry['dtype']}, expected one of {', '.join(STORED)}; a "
-                "quantised embedding, norm or head is not supported."
+                "quantised embedding, norm or head is not supported, so take a checkpoint that leaves them as "
+                "they were."
             )
     return parts
 
@@ -82,6 +83,11 @@ def sources_of(wanted: set[str], folder: Path, conversion: Conversion) -> dict[s
     found: dict[str, str] = {}
     for name in conversion.unnumbered(checkpoint_files.weight_map(folder)):
         target, pattern = conversion.target_of(name)
+        if target.startswith(tuple(f"{weight}_" for weight in wanted)):
+            raise DraftmillError(
+                f"{folder}: {name} belongs to a packed weight; a quantised embedding, norm or head is not "
+                "supported, so take a checkpoint that leaves them as they were."
+            )
         if target not in wanted:
             continue
         if pattern is not None or target in found:
