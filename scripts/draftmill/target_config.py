@@ -27,12 +27,16 @@ def config_of(manifest: dict) -> PretrainedConfig:
         config = transformers.AutoConfig.from_pretrained(
             manifest["checkpoint"], trust_remote_code=manifest["trust_remote_code"]
         )
-    except (ValueError, OSError, KeyError, AttributeError, TypeError) as error:
+    except Exception as error:  # nonsense in it, or whatever the checkpoint's own code raises
+        path = Path(manifest["checkpoint"]) / "config.json"
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DraftmillError(
-            f"{manifest['checkpoint']}/config.json: transformers cannot read it ({reason}); a model "
-            "whose code comes with it needs target.trust_remote_code: true."
-        ) from None
+        own = "auto_map" in read_json(path, broken) and not manifest["trust_remote_code"]
+        mend = (
+            "its model code comes with it: read it, then set target.trust_remote_code: true"
+            if own
+            else f"correct it, or take a model that transformers {transformers.__version__} knows"
+        )
+        raise DraftmillError(f"{path}: transformers cannot read it ({reason}); {mend}.") from None
     check_supported(config)
     return config
 
@@ -104,11 +108,6 @@ def quantisation(config: PretrainedConfig) -> dict | None:
     for holder in (config, text_config(config)):
         found = getattr(holder, "quantization_config", None)
         if found is not None:
-            if not isinstance(found, dict) and not hasattr(found, "to_dict"):
-                raise DraftmillError(
-                    f"target: quantization_config of model_type '{config.model_type}' is {found!r}, expected an "
-                    "object; correct config.json."
-                )
             return found if isinstance(found, dict) else found.to_dict()
     return None
 
