@@ -154,7 +154,7 @@ def load(folder: Path, device: str) -> Eagle3DraftModel:
     """
     try:
         config = SpeculatorModelConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
         raise damaged(folder / "config.json", error) from None
     config.transformer_layer_config._attn_implementation = ATTENTION[device]
     check_full_attention(config)

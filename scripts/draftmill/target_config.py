@@ -29,7 +29,7 @@ def config_of(manifest: dict) -> PretrainedConfig:
         )
     except Exception as error:  # nonsense in it, or whatever the checkpoint's own code raises
         path = Path(manifest["checkpoint"]) / "config.json"
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         own = "auto_map" in read_json(path, broken) and not manifest["trust_remote_code"]
         mend = (
             "its model code comes with it: read it, then set target.trust_remote_code: true"

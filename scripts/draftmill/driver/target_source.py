@@ -54,7 +54,7 @@ def check_weights(folder: Path) -> None:
 
 def layer_count(target: dict) -> int | None:
     """The target's number of decoder layers, from its config.json, a copy of it or its GGUF header; None where
-    none is at hand: the stages check it again."""
+    none is at hand or says it so: the stages check it again."""
     if target["package"]:
         path = package_file(target["package"], target["gguf"])
         return int(remembered(path, "layers", lambda: gguf_layers(path))[0])
@@ -65,7 +65,8 @@ def layer_count(target: dict) -> int | None:
         return None
     found = read_json(path, broken)
     text = found.get("text_config")
-    return (text if isinstance(text, dict) else found).get("num_hidden_layers")
+    count = (text if isinstance(text, dict) else found).get("num_hidden_layers")
+    return count if type(count) is int else None
 
 
 def gguf_layers(path: Path) -> np.ndarray:
