@@ -52,7 +52,8 @@ def extract(
     passes = open_target(manifest, backend, ledger)
     aside = spill.Spill(folder_of(shards[0][2])) if passes.streams else None
     capture = Capture(passes.model, layers, *([aside.put] if aside else []))
-    batches = [batches_of_shard(stage, tokens) for stage, tokens, _ in shards]
+    border = manifest["angle_border"]
+    batches = [batches_of_shard(stage, tokens, border) for stage, tokens, _ in shards]
     states = passes.run(
         partial(states_of, capture, batch) for of_shard in batches for batch in of_shard
     )
@@ -75,9 +76,9 @@ def folder_of(output: Path) -> Path:
     return output.parent
 
 
-def batches_of_shard(stage: Stage, tokens: Path) -> list[list[dict]]:
-    settings = stage.config
-    return list(batches_of(tables.read(tokens), settings["batch_tokens"], settings["padding"]))
+def batches_of_shard(stage: Stage, tokens: Path, border: int | None) -> list[list[dict]]:
+    settings, rows = stage.config, tables.read(tokens)
+    return list(batches_of(rows, settings["batch_tokens"], settings["padding"], border))
 
 
 def states_of(capture: Capture, batch: list[dict], model: nn.Module) -> list:

@@ -22,7 +22,7 @@ from draftmill.checkpoint_names import Conversion
 from draftmill.dtype_policy import BYTES, DTYPES, Ledger
 from draftmill.gguf_checkpoint import build_from_gguf
 from draftmill.stage import Stage
-from draftmill.target_config import config_of, context_length, stop_ids, text_config
+from draftmill.target_config import angle_border, config_of, context_length, stop_ids, text_config
 from draftmill.target_head import TargetHead
 from draftmill.target_location import package_file
 from draftmill.target_manifest import located
@@ -77,6 +77,7 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path, golden: Path | N
         "vocab_size": tensors["lm_head.weight"].shape[0],
         "embedding_rows": tensors["embed_tokens.weight"].shape[0],
         "context_length": context_length(text),
+        "angle_border": angle_border(text),
         "stop_ids": ends,
         "dtype": settings["dtype"],
         "tokenizer": target_tokenizer.tokenizer_digest(loaded),

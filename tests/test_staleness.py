@@ -41,6 +41,8 @@ RUN_BY = {
     "acceptance": ["measure_acceptance"],
     "atomic": [*EVERYTHING],
     "capture": ["extract_hidden_states"],
+    "causality": ["gate_hidden_states"],
+    "checkpoint_fit": ["prepare_target"],
     "conversations": ["prepare_prompts"],
     "devices": LOADS_TARGET,
     "draft_vocab": ["build_draft_vocab", "train_eagle3", "measure_acceptance", "report"],

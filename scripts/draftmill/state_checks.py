@@ -2,9 +2,7 @@
 
 import inspect
 import random
-from collections.abc import Callable
 from contextvars import ContextVar
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -17,7 +15,6 @@ from draftmill.shard_reader import Shard
 from draftmill.target_structure import decoder_layers, final_norm, output_head
 
 NEAR_TIE_ULPS = 2  # units in the last place of the highest logit
-FORESIGHT = 0.05  # relative; a causal model's states differ by rounding alone, 0.01 in bf16
 ROWS_PER_SAMPLE = 16  # positions compared in one sample, so that the rows spread over several
 _watched: ContextVar[tuple[torch.Tensor, dict]] = ContextVar("rows and inputs of the running pass")
 
@@ -47,9 +44,10 @@ def check_contents(shard: Shard, rows: list[dict]) -> None:
 
 
 def picked_samples(shard: Shard, rows: int) -> list[int]:
-    """Samples whose rows are compared, spread over the shard."""
+    """Samples whose rows are compared, spread over the shard; among them the shortest, which was padded most."""
     order = list(range(len(shard.samples)))
     random.Random(0).shuffle(order)
+    order.sort(key=lambda index: index > 0)  # a shard holds them by length
     return sorted(order[: -(-rows // ROWS_PER_SAMPLE)])
 
 
@@ -101,38 +99,6 @@ def own_pass(watch: LayerInputs, shard: Shard, index: int, model: nn.Module) -> 
     return watch(model, ids.to(model.get_input_embeddings().weight.device), rows)
 
 
-def half_passes(watch: LayerInputs, shards: list[Shard]) -> list[Callable[[nn.Module], dict]]:
-    """Two passes over the longest sample, its second half in sight or left out; none without a sample."""
-    places = [(shard, i) for shard in shards for i in range(len(shard.samples))]
-    if not places:
-        return []
-    shard, index = max(places, key=lambda place: place[0].samples[place[1]]["tokens"])
-    return [partial(half_pass, watch, shard, index, whole) for whole in (True, False)]
-
-
-def half_pass(watch: LayerInputs, shard: Shard, index: int, whole: bool, model: nn.Module) -> dict:
-    """The rows of a sample's first half, with or without the second half behind them."""
-    ids = shard.read(index, ["input_ids"])["input_ids"][None]
-    half = max(1, ids.shape[1] // 2)
-    ids = ids if whole else ids[:, :half]
-    return watch(model, ids.to(model.get_input_embeddings().weight.device), picked_rows(half))
-
-
-def check_causal(target: Path, whole: dict, half: dict) -> None:
-    """Refuses a model whose states depend on later tokens: nothing could be drafted for it.
-
-    target: its manifest. Raises DraftmillError.
-    """
-    one, other = (found["states"][found["last"]] for found in (whole, half))
-    error = (one - other).norm(dim=-1) / one.norm(dim=-1).clamp_min(1e-9)
-    if error.median() > FORESIGHT:
-        raise DraftmillError(
-            f"{target}: the last states of a sample's first half change by {error.median():.1%} in the median "
-            f"when its second half is left out (expected at most {FORESIGHT:.0%}), so the target's attention "
-            "sees the future; take a causal language model as the target."
-        )
-
-
 def check_loaded(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> None:
     """Refuses a model whose embedding, norm or head is not the checkpoint's after loading.
 
@@ -162,6 +128,7 @@ class Tally:
         self.equal = self.total = 0
         self.errors: dict[str, list[float]] = {}
         self.nearest: dict[str, int] = {}
+        self.worst = (0.0, 0, "")  # the sample whose median error is the largest
 
     @torch.inference_mode()
     def add(self, shard: Shard, index: int, own: dict, head: nn.Module) -> None:
@@ -181,6 +148,7 @@ class Tally:
             }
             error = distance[layer] / own["states"][layer].norm(dim=-1).clamp_min(1e-9)
             self.errors.setdefault(name, []).extend(error.tolist())
+            self.worst = max(self.worst, (float(error.median()), index, name))
             closest = torch.stack(list(distance.values())).amin(0)
             self.nearest[name] = self.nearest.get(name, 0) + int((distance[layer] <= closest).sum())
 
@@ -207,6 +175,14 @@ class Tally:
                     "are a layer off by one, states stored after the final norm, padding on the left, or "
                     "another target."
                 )
+        error, sample, name = self.worst
+        if error > limit:
+            raise DraftmillError(
+                f"{self.path}: {name} of sample {sample} differs from the model's own by {error:.1%} in the median "
+                f"(expected at most {limit:.1%}), while most samples do not; the usual cause is padding that the "
+                "target does not ignore, so that a sample's states depend on its batch; set "
+                "hidden_states.batch_tokens to 1, and nothing is padded."
+            )
         states = {name: median(errors) for name, errors in self.errors.items()}
         return {"agreement": agreement, "rows": self.total, "states": states}
 

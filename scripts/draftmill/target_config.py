@@ -13,6 +13,8 @@ from draftmill.errors import DraftmillError, broken
 AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText")
 FORMATS = ("pack-quantized",)  # of compressed-tensors
 CONTEXTS = ("max_position_embeddings", "max_seq_len", "seq_length")
+# what a forward pass is to return, whatever the checkpoint's config.json asks for
+OUTPUTS = {"return_dict": True, "output_hidden_states": False, "output_router_logits": False}
 TIED = "tie_word_embeddings"
 TEXT_CONFIGS = ("text_config", "thinker_config", "language_config", "llm_config")  # in wrappers
 QUANTISATIONS = ("compressed-tensors", "fp8")  # those that are tested to give the same states twice
@@ -38,6 +40,10 @@ def config_of(manifest: dict) -> PretrainedConfig:
         )
         raise DraftmillError(f"{path}: transformers cannot read it ({reason}); {mend}.") from None
     check_supported(config)
+    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        for name, value in OUTPUTS.items():
+            if isinstance(part, PretrainedConfig) and hasattr(part, name):
+                setattr(part, name, value)
     return config
 
 
@@ -49,6 +55,19 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
 def context_length(text: PretrainedConfig) -> int | None:
     """The longest sequence in tokens; None where the configuration knows none (state-space models)."""
     return next((n for key in CONTEXTS if isinstance(n := getattr(text, key, None), int)), None)
+
+
+def angle_border(text: PretrainedConfig) -> int | None:
+    """The length in tokens above which a whole sequence gets other rotary angles (longrope); None where there
+    is none. A shorter sequence must not be padded beyond it."""
+    found = getattr(text, "rope_parameters", None) or {}
+    each = [found, *(one for one in found.values() if isinstance(one, dict))]  # by kind of layer
+    borders = [
+        one["original_max_position_embeddings"]
+        for one in each
+        if one.get("rope_type") == "longrope"
+    ]
+    return min(borders, default=None)
 
 
 def auto_classes(config: PretrainedConfig) -> list[type]:
