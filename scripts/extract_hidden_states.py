@@ -66,7 +66,8 @@ def write_shards(
     layers = shards[0][0].config["layers"]["output_of"]
     aside = spill.Spill(folder_of(shards[0][2])) if passes.streams else None
     capture = Capture(passes.model, layers, *([aside.put] if aside else []))
-    batches = [batches_of_shard(stage, tokens) for stage, tokens, _ in shards]
+    border = manifest["angle_border"]
+    batches = [batches_of_shard(stage, tokens, border) for stage, tokens, _ in shards]
     states = passes.run(
         partial(states_of, capture, batch) for of_shard in batches for batch in of_shard
     )
@@ -89,9 +90,9 @@ def folder_of(output: Path) -> Path:
     return output.parent
 
 
-def batches_of_shard(stage: Stage, tokens: Path) -> list[list[dict]]:
-    settings = stage.config
-    return list(batches_of(tables.read(tokens), settings["batch_tokens"], settings["padding"]))
+def batches_of_shard(stage: Stage, tokens: Path, border: int | None) -> list[list[dict]]:
+    settings, rows = stage.config, tables.read(tokens)
+    return list(batches_of(rows, settings["batch_tokens"], settings["padding"], border))
 
 
 def states_of(capture: Capture, batch: list[dict], model: nn.Module) -> list:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from draftmill import loading_share, state_checks, target_head, target_manifest
+from draftmill import causality, loading_share, state_checks, target_head, target_manifest
 from draftmill.atomic import sha256_of, write_json
 from draftmill.devices import best_device
 from draftmill.dtype_policy import Ledger
@@ -66,9 +66,11 @@ def check(
         for index in state_checks.picked_samples(shard, stage.config["rows"])
     ]
     watch = state_checks.LayerInputs(passes.model, opened[0].layers)
-    own = passes.run(
-        partial(state_checks.own_pass, watch, shard, index) for _, shard, index in samples
-    )
+    halves = causality.half_passes(watch, opened, manifest["angle_border"])
+    wholes = [partial(state_checks.own_pass, watch, shard, index) for _, shard, index in samples]
+    own = passes.run(halves + wholes)
+    if halves:
+        causality.check_causal(target, next(own), next(own))
     for (stage, _, states, output), shard in zip(shards, opened, strict=True):
         tally = state_checks.Tally(states)
         for _, of_shard, index in samples:

@@ -1,6 +1,7 @@
 """tau of a drafter on one test source, exact and greedy, from the stored evaluation states."""
 
 import argparse
+import json
 from pathlib import Path
 
 from draftmill import acceptance, eagle3
@@ -46,6 +47,8 @@ def measure(stage: Stage, target: Path, folder: Path, states: Path, output: Path
     ledger.expect_module("drafter weights in evaluation", drafter, manifest["dtype"])
     check_files(folder, run["files"])
     check_agreement(run, data, states)
+    check_target(run, stage, folder)
+    algorithm.check_target(drafter, manifest, data.layers, folder)
     found = evaluate(algorithm, drafter, data, settings["draft_tokens"], ledger, manifest["dtype"])
     if not any(walk.emitted for walk in found["walks"]):
         raise DraftmillError(
@@ -75,6 +78,17 @@ def check_agreement(run: dict, data: StateDataset, states: Path) -> None:
         raise DraftmillError(
             f"{states}: holds output_of {data.layers}, but the drafter was trained on "
             f"{run['layers']['output_of']}."
+        )
+
+
+def check_target(run: dict, stage: Stage, folder: Path) -> None:
+    """The target that the drafter was trained for, as its own record has it, is the one of this run."""
+    found = json.loads(run["record"]["settings"])["inputs"]["target"]
+    if found != stage.inputs["target"]:
+        raise DraftmillError(
+            f"{folder / 'run.json'}: was trained for the target with the fingerprint {found}, but this run's "
+            f"has {stage.inputs['target']}; delete the drafter and start Snakemake again to train one for this "
+            "target."
         )
 
 

@@ -17,11 +17,12 @@ from draftmill import (
     tokenizer_checks,
 )
 from draftmill.atomic import sha256_of, write_json
-from draftmill.checkpoint_names import Conversion, check_complete
+from draftmill.checkpoint_fit import check_fit
+from draftmill.checkpoint_names import Conversion
 from draftmill.dtype_policy import BYTES, DTYPES, Ledger
 from draftmill.gguf_checkpoint import build_from_gguf
 from draftmill.stage import Stage
-from draftmill.target_config import config_of, stop_ids, text_config
+from draftmill.target_config import angle_border, config_of, context_length, stop_ids, text_config
 from draftmill.target_head import TargetHead
 from draftmill.target_location import package_file
 from draftmill.target_manifest import located
@@ -59,10 +60,10 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path, golden: Path | N
         "tokenizer_source": target_tokenizer.source_of(settings["tokenizer"], location),
     }
     loaded = located(manifest, manifest_path.parent)
+    config = config_of(loaded)
     tokenizer, as_file = tokenizer_checks.checked(loaded, settings["tokenizer"], golden)
     manifest["tokenizer_source"]["as_file"] = as_file
     ledger = Ledger()
-    config = config_of(loaded)
     tensors = head_tensors(loaded, settings["dtype"], ledger)
     ends = stop_ids(loaded)
     tokenizer_checks.check_fits(tokenizer, ends, tensors["embed_tokens.weight"].shape[0])
@@ -77,7 +78,8 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path, golden: Path | N
         "layers": layer_count(config),
         "vocab_size": tensors["lm_head.weight"].shape[0],
         "embedding_rows": tensors["embed_tokens.weight"].shape[0],
-        "context_length": text.max_position_embeddings,
+        "context_length": context_length(text),
+        "angle_border": angle_border(text),
         "stop_ids": ends,
         "dtype": settings["dtype"],
         "tokenizer": target_tokenizer.tokenizer_digest(loaded),
@@ -98,8 +100,7 @@ def head_tensors(manifest: dict, dtype: str, ledger: Ledger) -> dict[str, torch.
     skeleton = Skeleton(manifest, DTYPES[dtype], "cpu")
     plain = model_of(manifest)
     parts = target_parts.find(folder, plain, Conversion(plain))
-    tied = set(getattr(skeleton.model, "all_tied_weights_keys", {}))
-    check_complete(skeleton.model, skeleton.conversion, skeleton.gathered, folder, tied)
+    check_fit(skeleton.model, skeleton.conversion, skeleton.gathered, folder)
     tensors = target_parts.read(folder, parts, DTYPES[dtype])
     for name, tensor in tensors.items():
         ledger.expect(f"target head ({name})", tensor.dtype, dtype)

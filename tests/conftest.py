@@ -130,6 +130,30 @@ def config(tiny_target, tmp_path, monkeypatch) -> dict:
 
 
 @pytest.fixture(scope="session")
+def family(tmp_path_factory) -> Callable[[str], Path]:
+    """name of a tiny family -> its checkpoint, made once."""
+    import families
+
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = families.make(name, tmp_path_factory.mktemp("family") / name)
+        return made[name]
+
+    return folder
+
+
+@pytest.fixture
+def edited(family, tmp_path, monkeypatch) -> Callable:
+    """name of a tiny family -> a copy that the test may change; the current folder is the test's own."""
+    from edited_checkpoint import Edited
+
+    monkeypatch.chdir(tmp_path)
+    return lambda name: Edited(family(name), tmp_path / "checkpoint")
+
+
+@pytest.fixture(scope="session")
 def prepared_target(tiny_target, tmp_path_factory) -> Path:
     """results/tiny/target, made once."""
     from mini_road import MiniRoad, write_data

@@ -46,6 +46,8 @@ RUN_BY = {
     "checkpoint_files": PREPARES_TARGET,
     "checkpoint_names": PREPARES_TARGET,
     "compressed_config": PREPARES_TARGET,
+    "causality": ["gate_hidden_states"],
+    "checkpoint_fit": PREPARES_TARGET,
     "conversations": ["prepare_prompts"],
     "devices": [*LOADS_TARGET, "train_eagle3", "measure_acceptance"],
     "draft_vocab": ["build_draft_vocab", "train_eagle3", "measure_acceptance", "report"],

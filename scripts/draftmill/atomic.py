@@ -4,7 +4,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -65,12 +65,15 @@ def write_json(path: str | Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 
 
-def read_json(path: str | Path) -> dict:
-    """The object in a JSON file; DraftmillError where it is damaged."""
+def read_json(path: str | Path, fault: Callable = damaged) -> dict:
+    """The object in a JSON file; the error that `fault` makes of path and reason where there is none."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise damaged(path, error) from None
+        raise fault(path, error) from None
+    if not isinstance(found, dict):
+        raise fault(path, f"a {type(found).__name__}, expected an object")
+    return found
 
 
 def sha256_of(path: str | Path) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from draftmill.errors import DraftmillError
+from draftmill.atomic import read_json
+from draftmill.errors import DraftmillError, broken
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
@@ -25,10 +26,12 @@ def weight_map(folder: Path) -> dict[str, str]:
     """
     if (folder / INDEX).is_file():
         try:
-            found = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError) as error:
-            raise broken(folder / INDEX, error) from None
-        return dict(found)
+            found = read_json(folder / INDEX, broken)["weight_map"]
+        except KeyError as error:
+            raise broken(folder / INDEX, f"lacks {error}") from None
+        if not isinstance(found, dict) or not all(isinstance(f, str) for f in found.values()):
+            raise broken(folder / INDEX, "its weight_map is no map from tensors to files")
+        return found
     if (folder / WHOLE).is_file():
         return dict.fromkeys(header(folder / WHOLE), WHOLE)
     raise DraftmillError(
@@ -54,10 +57,11 @@ def header(path: Path) -> dict[str, dict]:
             raise broken(path, "no safetensors header")
         try:
             found = json.loads(file.read(length))
-        except ValueError as error:
-            raise broken(path, error) from None
-    found.pop("__metadata__", None)
-    end = max((tensor["data_offsets"][1] for tensor in found.values()), default=0)
+            found.pop("__metadata__", None)
+            tensors = [(t["dtype"], t["shape"], t["data_offsets"]) for t in found.values()]
+            end = max((offsets[1] for _, _, offsets in tensors), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise broken(path, f"no safetensors header: {error}") from None
     if size != HEADER_LENGTH_BYTES + length + end:
         raise broken(path, f"{size} bytes, but its header says {length + end + 8}; cut short?")
     return found
@@ -102,10 +106,3 @@ def read_ahead(folder: Path, names: list[str]) -> None:
             first = HEADER_LENGTH_BYTES + int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
             for start, end in ranges:
                 os.posix_fadvise(file.fileno(), first + start, end - start, os.POSIX_FADV_WILLNEED)
-
-
-def broken(path: Path, reason: object) -> DraftmillError:
-    """The error for a file of a checkpoint that is not what it should be."""
-    return DraftmillError(
-        f"{path}: damaged or incomplete ({reason}); download the checkpoint again."
-    )

@@ -6,9 +6,8 @@ kind of name instead of once per name, so that 200,000 keys take a second.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 
 from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -18,8 +17,6 @@ from transformers.core_model_loading import (
     WeightRenaming,
     rename_source_key,
 )
-
-from draftmill.errors import DraftmillError
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 PLACEHOLDERS = (7000003, 7000013, 7000027, 7000031, 7000043)  # numbers that stand in no name
@@ -104,40 +101,8 @@ class Conversion:
         first, *others = self.by_source[pattern].target_patterns
         return [target, *(target.replace(first, other) for other in others)]
 
-
-def check_complete(
-    model: nn.Module, conversion: Conversion, gathered: dict, folder: Path, tied: set[str]
-) -> None:
-    """Every weight of the model is on disk, every expert of a mixture included.
-
-    tied: names that share another's weight. Raises DraftmillError with the first that is missing: it
-    would be random.
-    """
-    made = {
-        m for target, sources in gathered.items() for m in conversion.made_by(target, sources[0][1])
-    }
-    optional = [re.compile(p) for p in model._keys_to_ignore_on_load_missing or ()]
-    missing = [
-        name
-        for name in conversion.state
-        if name not in made and name not in tied and not any(p.search(name) for p in optional)
-    ]
-    if missing:
-        raise DraftmillError(
-            f"{folder}: lacks {len(missing)} weights that the model needs, {missing[0]} first; they would "
-            "be random; complete the checkpoint."
-        )
-    for target, sources in gathered.items():
-        converter = conversion.by_source.get(sources[0][1])
-        if converter is None or not any(
-            isinstance(o, MergeModulelist) for o in converter.operations
-        ):
-            continue
-        counts = Counter(pattern for _, pattern in sources)
-        expected = conversion.state[target].shape[0]
-        for pattern, count in counts.items():
-            if count != expected:
-                raise DraftmillError(
-                    f"{folder}: holds {count} tensors of the kind {pattern} for {target}, expected "
-                    f"{expected}, one per expert; complete the checkpoint."
-                )
+    def stacks(self, pattern: str | None) -> bool:
+        """Whether the converter behind a source pattern stacks one tensor per expert."""
+        converter = self.by_source.get(pattern)
+        operations = converter.operations if converter else ()
+        return any(isinstance(o, MergeModulelist) for o in operations)

@@ -152,7 +152,10 @@ def load(folder: Path, device: str) -> Eagle3DraftModel:
 
     Raises DraftmillError where keys are missing or left over.
     """
-    config = SpeculatorModelConfig.from_pretrained(folder)
+    try:
+        config = SpeculatorModelConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
+        raise damaged(folder / "config.json", error) from None
     config.transformer_layer_config._attn_implementation = ATTENTION[device]
     check_full_attention(config)
     model = without_verifier(Eagle3DraftModel(config))
@@ -160,15 +163,47 @@ def load(folder: Path, device: str) -> Eagle3DraftModel:
         tensors = load_file(folder / "model.safetensors")
     except SafetensorError as error:
         raise damaged(folder / "model.safetensors", error) from None
-    found = model.load_state_dict(tensors, strict=False, assign=True)
-    if found.missing_keys or found.unexpected_keys:
+    try:
+        found = model.load_state_dict(tensors, strict=False, assign=True)
+        wrong = [*found.missing_keys, *found.unexpected_keys][:3]
+    except RuntimeError as error:  # other shapes
+        wrong = str(error).splitlines()[-1:]
+    if wrong:
         raise DraftmillError(
-            f"{folder}/model.safetensors: does not fit its config.json "
-            f"(missing {found.missing_keys[:3]}, left over {found.unexpected_keys[:3]})."
+            f"{folder}/model.safetensors: does not fit its config.json ({', '.join(wrong).strip()}); delete it "
+            "and start Snakemake again to train anew."
         )
     if model.d2t is not None:
         draft_vocab.check(model.t2d.bool(), model.d2t, f"{folder}/model.safetensors")
     return model.eval().to(device)
+
+
+def check_target(model: Eagle3DraftModel, manifest: dict, layers: list[int], folder: Path) -> None:
+    """Refuses a drafter that was made for another target, whatever fingerprints it carries.
+
+    layers: output_of of the states it is to read. Raises DraftmillError that names both.
+    """
+    config = model.config
+    verifier = config.speculators_config.verifier
+    known = manifest["vocab_size"] if model.t2d is None else len(model.t2d)
+    pairs = {
+        "hidden size": (config.transformer_layer_config.hidden_size, manifest["hidden_size"]),
+        "embedded tokens": (model.embed_tokens.weight.shape[0], manifest["embedding_rows"]),
+        "vocabulary": (known, manifest["vocab_size"]),
+        "layers (ids of speculators)": (
+            config.eagle_aux_hidden_state_layer_ids,
+            [layer + 1 for layer in layers],
+        ),
+        "name": (verifier.name_or_path, manifest["name"]),
+        "architectures": (verifier.architectures, manifest["architectures"]),
+    }
+    for what, (found, expected) in pairs.items():
+        if found != expected:
+            raise DraftmillError(
+                f"{folder}/config.json: this drafter was made for another target: {what} {found}, but the run's "
+                f"target {manifest['name']} has {expected}; delete the drafter and start Snakemake again to "
+                "train one for this target."
+            )
 
 
 @torch.inference_mode()

@@ -14,3 +14,9 @@ def damaged(path: str | Path, reason: object) -> DraftmillError:
         f"{path}: damaged or not a file of this project ({text}); delete it and start Snakemake again "
         "to rebuild it."
     )
+
+
+def broken(path: str | Path, reason: object) -> DraftmillError:
+    """The error for a file of the target's checkpoint that is not what it should be."""
+    text = (str(reason).splitlines() or [type(reason).__name__])[0][:200]
+    return DraftmillError(f"{path}: damaged or incomplete ({text}); download the checkpoint again.")

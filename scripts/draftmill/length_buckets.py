@@ -9,12 +9,20 @@ from collections.abc import Iterator
 import torch
 
 
-def batches_of(rows: list[dict], batch_tokens: int, padding: str) -> Iterator[list[dict]]:
+def batches_of(
+    rows: list[dict], batch_tokens: int, padding: str, border: int | None = None
+) -> Iterator[list[dict]]:
     """Rows in batches of at most `batch_tokens`: of one length each where padding is "none", else
-    sorted by length, so that little is padded."""
+    sorted by length, so that little is padded.
+
+    border: the target treats sequences up to this length otherwise than longer ones, so none is padded
+    beyond it.
+    """
     groups: dict[int, list[dict]] = defaultdict(list)
     for row in sorted(rows, key=lambda r: (len(r["input_ids"]), r["row"], r["turn"])):
-        groups[len(row["input_ids"]) if padding == "none" else 0].append(row)
+        length = len(row["input_ids"])
+        beyond = border is not None and length > border
+        groups[length if padding == "none" else beyond].append(row)
     for group in groups.values():
         batch: list[dict] = []
         for row in group:  # lengths ascend, so the new row sets the padded length

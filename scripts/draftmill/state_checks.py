@@ -44,9 +44,10 @@ def check_contents(shard: Shard, rows: list[dict]) -> None:
 
 
 def picked_samples(shard: Shard, rows: int) -> list[int]:
-    """Samples whose rows are compared, spread over the shard."""
+    """Samples whose rows are compared, spread over the shard; among them the shortest, which was padded most."""
     order = list(range(len(shard.samples)))
     random.Random(0).shuffle(order)
+    order.sort(key=lambda index: index > 0)  # a shard holds them by length
     return sorted(order[: -(-rows // ROWS_PER_SAMPLE)])
 
 
@@ -98,29 +99,6 @@ def own_pass(watch: LayerInputs, shard: Shard, index: int, model: nn.Module) -> 
     return watch(model, ids.to(model.get_input_embeddings().weight.device), rows)
 
 
-def half_pass(watch: LayerInputs, shard: Shard, index: int, whole: bool, model: nn.Module) -> dict:
-    """The rows of a sample's first half, with or without the second half behind them."""
-    ids = shard.read(index, ["input_ids"])["input_ids"][None]
-    half = max(1, ids.shape[1] // 2)
-    ids = ids if whole else ids[:, :half]
-    return watch(model, ids.to(model.get_input_embeddings().weight.device), picked_rows(half))
-
-
-def check_causal(path: Path, whole: dict, half: dict, settings: dict) -> None:
-    """Refuses a model whose states depend on later tokens: nothing could be drafted for it.
-
-    Raises DraftmillError.
-    """
-    one, other = (found["states"][found["last"]] for found in (whole, half))
-    error = (one - other).norm(dim=-1) / one.norm(dim=-1).clamp_min(1e-9)
-    if error.median() > settings["max_state_error"]:
-        raise DraftmillError(
-            f"{path}: the states of a sample's first half change by {error.median():.1%} in the median when "
-            "its second half is left out, so the target's attention sees the future; a target must be a "
-            "causal language model."
-        )
-
-
 def check_loaded(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> None:
     """Refuses a model whose embedding, norm or head is not the checkpoint's after loading.
 
@@ -150,6 +128,7 @@ class Tally:
         self.equal = self.total = 0
         self.errors: dict[str, list[float]] = {}
         self.nearest: dict[str, int] = {}
+        self.worst = (0.0, 0, "")  # the sample whose median error is the largest
 
     @torch.inference_mode()
     def add(self, shard: Shard, index: int, own: dict, head: nn.Module) -> None:
@@ -169,6 +148,7 @@ class Tally:
             }
             error = distance[layer] / own["states"][layer].norm(dim=-1).clamp_min(1e-9)
             self.errors.setdefault(name, []).extend(error.tolist())
+            self.worst = max(self.worst, (float(error.median()), index, name))
             closest = torch.stack(list(distance.values())).amin(0)
             self.nearest[name] = self.nearest.get(name, 0) + int((distance[layer] <= closest).sum())
 
@@ -195,6 +175,14 @@ class Tally:
                     "are a layer off by one, states stored after the final norm, padding on the left, or "
                     "another target."
                 )
+        error, sample, name = self.worst
+        if error > limit:
+            raise DraftmillError(
+                f"{self.path}: {name} of sample {sample} differs from the model's own by {error:.1%} in the median "
+                f"(expected at most {limit:.1%}), while most samples do not; the usual cause is padding that the "
+                "target does not ignore, so that a sample's states depend on its batch; set "
+                "hidden_states.batch_tokens to 1, and nothing is padded."
+            )
         states = {name: median(errors) for name, errors in self.errors.items()}
         return {"agreement": agreement, "rows": self.total, "states": states}
 

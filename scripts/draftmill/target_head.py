@@ -61,7 +61,8 @@ class TargetHead(nn.Module):
         return name_of(self.lm_head.weight.dtype)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """states [batch, tokens, hidden], before the final norm -> logits [batch, tokens, rows]."""
+        """states [batch, tokens, hidden], before the final norm -> logits [batch, tokens, rows] in the dtype of
+        the head."""
         self._states = self.norm(states)
         ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
         try:
@@ -73,7 +74,8 @@ class TargetHead(nn.Module):
                 f"target head: {type(self._owner).__name__} has weights between its final norm and its "
                 "logits beside lm_head, which is not supported."
             )
-        return logits
+        # some families widen them at the very end
+        return logits.to(self.lm_head.weight.dtype)
 
 
 def with_weights(module: nn.Module, tensors: dict, prefix: str, rows=None) -> nn.Module:

@@ -23,6 +23,13 @@ def located(manifest: dict, parent: Path) -> dict:
 def length_limit(manifest: dict, max_length: int | None) -> int:
     """The longest sequence in tokens: the configured one, else the target's context."""
     context = manifest["context_length"]
+    if context is None:
+        if max_length is None:
+            raise DraftmillError(
+                "config: target.max_length is not set, and the target's config.json names no context length; "
+                "set it."
+            )
+        return max_length
     if max_length is not None and max_length > context:
         raise DraftmillError(
             f"config: target.max_length is {max_length}, but the target's context is {context}; text past "

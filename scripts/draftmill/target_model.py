@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import nn
 
 from draftmill.atomic import sha256_of
@@ -27,13 +28,21 @@ def load(manifest: dict, dtype: str, ledger: Ledger) -> nn.Module:
             raise damaged(Path(folder) / name, "not the bytes that were built")
     kind, config = blueprint(manifest, DTYPES[dtype])
     spread = "auto" if torch.cuda.device_count() > 1 else {"": best_device()}
-    model, info = kind.from_pretrained(
-        folder,
-        config=config,
-        dtype=config.dtype,
-        device_map=spread,
-        output_loading_info=True,
-    )
+    try:
+        model, info = kind.from_pretrained(
+            folder,
+            config=config,
+            dtype=config.dtype,
+            device_map=spread,
+            output_loading_info=True,
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, ImportError, SafetensorError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        raise DraftmillError(
+            f"{folder}: transformers cannot load the weights ({reason}); download the checkpoint again."
+        ) from error
     for problem in ("missing_keys", "mismatched_keys"):
         if info[problem]:
             first = sorted(map(str, info[problem]))[0]

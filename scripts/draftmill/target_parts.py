@@ -12,6 +12,7 @@ from torch import nn
 from draftmill import checkpoint_files
 from draftmill.checkpoint_names import Conversion
 from draftmill.errors import DraftmillError
+from draftmill.target_config import tie_flags
 from draftmill.target_structure import final_norm, output_head, path_of
 
 STORED = ("BF16", "F16", "F32")  # safetensors' names
@@ -43,17 +44,17 @@ def find(folder: Path, model: nn.Module, conversion: Conversion) -> Parts:
     tied = wanted["lm_head.weight"] in getattr(model, "all_tied_weights_keys", {})
     if embedding not in on_disk:
         raise DraftmillError(f"{folder}: holds no input embedding ({embedding}); complete it.")
-    own_head = on_disk.get(wanted["lm_head.weight"])
+    own_head, flags = on_disk.get(wanted["lm_head.weight"]), tie_flags(folder)
     if own_head is None:
-        if not tied:
+        if not tied or False in flags:
             raise DraftmillError(
                 f"{folder}: holds no {wanted['lm_head.weight']}, and config.json says that it is not tied "
-                "to the embedding (tie_word_embeddings: false); it would be random; complete the "
-                "checkpoint or mend the flag."
+                f"to the embedding (tie_word_embeddings: {said(flags)}); some engines would make it random; "
+                "complete the checkpoint or mend the flag."
             )
         on_disk[wanted["lm_head.weight"]] = on_disk[embedding]
-    elif tied and own_head != on_disk[embedding]:
-        check_equal(folder, own_head, on_disk[embedding])
+    elif True in flags and own_head != on_disk[embedding]:
+        check_equal(folder, own_head, on_disk[embedding], said(flags))
     parts = Parts(
         {role: on_disk.get(name) for role, name in wanted.items()}, on_disk[embedding], tied
     )
@@ -71,7 +72,8 @@ def find(folder: Path, model: nn.Module, conversion: Conversion) -> Parts:
         if entry["dtype"] not in STORED:
             raise DraftmillError(
                 f"{folder}: {source} is stored as {entry['dtype']}, expected one of {', '.join(STORED)}; a "
-                "quantised embedding, norm or head is not supported."
+                "quantised embedding, norm or head is not supported, so take a checkpoint that leaves them as "
+                "they were."
             )
     return parts
 
@@ -81,6 +83,11 @@ def sources_of(wanted: set[str], folder: Path, conversion: Conversion) -> dict[s
     found: dict[str, str] = {}
     for name in conversion.unnumbered(checkpoint_files.weight_map(folder)):
         target, pattern = conversion.target_of(name)
+        if target.startswith(tuple(f"{weight}_" for weight in wanted)):
+            raise DraftmillError(
+                f"{folder}: {name} belongs to a packed weight; a quantised embedding, norm or head is not "
+                "supported, so take a checkpoint that leaves them as they were."
+            )
         if target not in wanted:
             continue
         if pattern is not None or target in found:
@@ -92,13 +99,18 @@ def sources_of(wanted: set[str], folder: Path, conversion: Conversion) -> dict[s
     return found
 
 
-def check_equal(folder: Path, head: str, embedding: str) -> None:
+def said(flags: list[bool]) -> str:
+    """The tied flags as JSON has them, the top one first."""
+    return " and nested ".join(str(flag).lower() for flag in flags) or "absent"
+
+
+def check_equal(folder: Path, head: str, embedding: str, flags: str) -> None:
     """Refuses a tied flag beside a head of its own on disk: engines disagree on which one counts."""
     first, second = (checkpoint_files.read(folder, name) for name in (head, embedding))
     if first.shape != second.shape or not torch.equal(first, second):
         raise DraftmillError(
-            f"{folder}: config.json says that lm_head is tied to the embedding (tie_word_embeddings), but "
-            f"{head} differs from {embedding} on disk; some engines would use one, some the other; mend "
+            f"{folder}: config.json says that lm_head is tied to the embedding (tie_word_embeddings: {flags}), "
+            f"but {head} differs from {embedding} on disk; some engines would use one, some the other; mend "
             "the flag or the file."
         )
 

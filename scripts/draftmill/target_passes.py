@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from draftmill import checkpoint_files, target_model
-from draftmill.checkpoint_names import check_complete
+from draftmill.checkpoint_fit import check_fit
 from draftmill.devices import best_device
 from draftmill.dtype_policy import DTYPES, Ledger
 from draftmill.errors import DraftmillError
@@ -69,7 +69,7 @@ class Streamed:
     def _load_the_rest(self) -> None:
         skeleton, model = self.skeleton, self.model
         tied = set(getattr(model, "all_tied_weights_keys", {}))
-        check_complete(model, skeleton.conversion, skeleton.gathered, skeleton.folder, tied)
+        check_fit(model, skeleton.conversion, skeleton.gathered, skeleton.folder)
         skeleton.load(skeleton.of_the_rest())
         # as from_pretrained ends: buffers that are not stored, then shared weights
         model._move_missing_keys_from_meta_to_device(

@@ -15,7 +15,6 @@ from safetensors import safe_open
 from torch import nn
 from transformers import PretrainedConfig
 from transformers.core_model_loading import (
-    MergeModulelist,
     build_glob_alternation,
     convert_and_load_state_dict_in_model,
     dot_natural_key,
@@ -160,10 +159,7 @@ class Skeleton:
                 decompress_module(self.model.get_submodule(path))
 
     def _in_parts(self, target: str, sources: list[tuple[str, str | None]]) -> bool:
-        converter = self.conversion.by_source.get(sources[0][1])
-        if converter is None or not any(
-            isinstance(o, MergeModulelist) for o in converter.operations
-        ):
+        if not self.conversion.stacks(sources[0][1]):
             return False
         experts = self.conversion.state[target].shape[0]
         even = len(sources) == experts * len({pattern for _, pattern in sources})

@@ -41,8 +41,17 @@ def model_of(manifest: dict) -> nn.Module:
 
 
 def _on_meta(auto: type, config: PretrainedConfig, trust_remote_code: bool) -> nn.Module:
-    with torch.device("meta"):
-        return auto.from_config(config, trust_remote_code=trust_remote_code).eval()
+    try:
+        with torch.device("meta"):
+            return auto.from_config(config, trust_remote_code=trust_remote_code).eval()
+    except (
+        Exception
+    ) as error:  # sizes that do not fit together, or whatever the checkpoint's own code raises
+        reason = (str(error).splitlines() or [""])[0][:300]
+        raise DraftmillError(
+            f"target: no model can be made of the config.json of model_type '{config.model_type}' "
+            f"({type(error).__name__}: {reason}); correct config.json, or install what its own code needs."
+        ) from error
 
 
 def _fits(model: nn.Module, folder: Path) -> bool:

@@ -9,6 +9,7 @@ from transformers import GenerationConfig
 
 from draftmill import target_model
 from draftmill.dtype_policy import Ledger
+from draftmill.errors import DraftmillError
 from draftmill.generation import Task
 
 
@@ -78,7 +79,15 @@ def answer_batch(model, prompts: list[list[int]]) -> Iterator[dict]:
     longest = max(map(len, prompts))
     ids = torch.tensor([[config.pad_token_id] * (longest - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    out = model.generate(input_ids=ids.to(model.device), attention_mask=mask.to(model.device))
+    try:
+        out = model.generate(input_ids=ids.to(model.device), attention_mask=mask.to(model.device))
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+        raise DraftmillError(
+            f"responses: {type(model).__name__} does not generate ({' '.join(str(error).split())[:200]}); "
+            "let a server answer (responses.backend: openai) or give the answers in the data."
+        ) from error
     for row in out[:, longest:].tolist():
         end = next((i for i, token in enumerate(row) if token in config.eos_token_id), None)
         yield {

@@ -7,9 +7,10 @@ import numpy as np
 
 from draftmill.atomic import read_json
 from draftmill.driver.sources import file_digest, remembered
-from draftmill.errors import DraftmillError
+from draftmill.errors import DraftmillError, broken
 from draftmill.target_location import package_file
 
+INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 WHOLE_BYTES = 4 << 30  # files are hashed whole up to this total; above, headers and samples
 SAMPLES = 16
 SAMPLE_BYTES = 1 << 20
@@ -27,15 +28,33 @@ def digest(target: dict) -> str:
     folder = Path(target["path"])
     if not (folder / "config.json").is_file():
         raise DraftmillError(f"config: 'target.path': {folder} holds no config.json.")
+    check_weights(folder)
     files = sorted(p for p in folder.iterdir() if p.is_file())
     whole = sum(p.stat().st_size for p in files) <= WHOLE_BYTES
     parts = (f"{p.name}\0{file_digest(p) if whole else sampled_digest(p)}\n" for p in files)
     return hashlib.sha256("".join(parts).encode()).hexdigest()[:32]
 
 
+def check_weights(folder: Path) -> None:
+    """Refuses a folder without the safetensors files that it should hold, before anything is planned."""
+    if (folder / INDEX).is_file():
+        files = read_json(folder / INDEX, broken).get("weight_map")
+        named = {str(name) for name in files.values()} if isinstance(files, dict) else set()
+        for name in sorted(named):
+            if not (folder / name).is_file():
+                raise DraftmillError(
+                    f"{folder / name}: is missing, but {INDEX} names it; complete the download."
+                )
+    elif not (folder / WHOLE).is_file():
+        raise DraftmillError(
+            f"{folder}: holds neither {INDEX} nor {WHOLE}; a target is read from safetensors files, so "
+            "convert other formats first."
+        )
+
+
 def layer_count(target: dict) -> int | None:
     """The target's number of decoder layers, from its config.json, a copy of it or its GGUF header; None where
-    none is at hand: the stages check it again."""
+    none is at hand or says it so: the stages check it again."""
     if target["package"]:
         path = package_file(target["package"], target["gguf"])
         return int(remembered(path, "layers", lambda: gguf_layers(path))[0])
@@ -44,8 +63,10 @@ def layer_count(target: dict) -> int | None:
     path = next((p for p in (own, copy) if p and p.is_file()), None)
     if path is None:
         return None
-    found = read_json(path)
-    return found.get("text_config", found).get("num_hidden_layers")
+    found = read_json(path, broken)
+    text = found.get("text_config")
+    count = (text if isinstance(text, dict) else found).get("num_hidden_layers")
+    return count if type(count) is int else None
 
 
 def weight_bytes(target: dict) -> int | None:
