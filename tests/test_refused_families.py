@@ -134,7 +134,7 @@ def test_a_quantisation_that_is_no_object_is_refused(edited, place, value):
 
 
 @pytest.mark.parametrize(
-    "layout", ["marlin-24", "nvfp4-pack-quantized", "float-quantized", "x", None]
+    "layout", ["marlin-24", "nvfp4-pack-quantized", "int-quantized", "x", None]
 )
 def test_an_unknown_format_of_compressed_tensors_is_refused(edited, layout):
     def change(config: dict) -> None:
@@ -160,7 +160,7 @@ def packed_head(tensors: Tensors) -> None:
 
 def fp8_head(tensors: Tensors) -> None:
     tensors["lm_head.weight"], tensors["lm_head.weight_scale_inv"] = block_fp8(
-        tensors["lm_head.weight"]
+        tensors["lm_head.weight"], torch.bfloat16
     )
 
 
@@ -214,15 +214,12 @@ def test_packed_weights_without_a_quantisation_in_the_config_are_refused(
 
 @pytest.mark.parametrize("block", [[64, 64], [96, 128]])
 def test_fp8_blocks_that_do_not_fit_their_scales_are_refused(edited, block):
-    """transformers derives the block from the scales: 192 rows with 2 scales would get blocks of 96, not 128."""
 
     def change(config: dict) -> None:
         config["quantization_config"]["weight_block_size"] = block
 
     sentence = edited("qwen3_5_fp8").config(change).refused()
-    assert re.search(
-        rf"scales of shape .* over whole blocks of \({block[0]}, {block[1]}\)", sentence
-    )
+    assert re.search(rf"scales of shape .* one per block of \({block[0]}, {block[1]}\)", sentence)
 
 
 def test_a_dtype_that_torch_does_not_know_is_refused(edited):

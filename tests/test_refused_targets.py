@@ -30,16 +30,16 @@ def overwritten(path, offset: int, byte: int) -> None:
 FILES: dict[str, tuple[Callable[[Edited], object], str]] = {
     "a shard is missing": (
         lambda e: e.files()[1].unlink(),
-        r"00002-of-00002.safetensors: is missing, .*index.json names it; complete the download",
+        r"00002-of-0000\d.safetensors: is missing, .*index.json names it; complete the download",
     ),
     "a shard is cut short": (
         lambda e: os.truncate(e.files()[1], e.files()[1].stat().st_size - 100),
-        r"00002.safetensors: damaged or incomplete \(\d+ bytes, but its header says \d+; cut short",
+        r"of-0000\d.safetensors: damaged or incomplete \(\d+ bytes, but its header says \d+; cut short",
     ),
-    "a shard is empty": (lambda e: os.truncate(e.files()[1], 0), "00002.safetensors: damaged"),
+    "a shard is empty": (lambda e: os.truncate(e.files()[1], 0), r"of-0000\d.safetensors: damaged"),
     "a header is no JSON": (
         lambda e: overwritten(e.files()[0], 8, 0),
-        "00001-of-00002.safetensors: damaged .*no safetensors header.*download the checkpoint again",
+        "00001-of-0000\d.safetensors: damaged .*no safetensors header.*download the checkpoint again",
     ),
     "a header is no UTF-8": (lambda e: overwritten(e.files()[0], 12, 255), "00001.*: damaged"),
     "a header's length is absurd": (

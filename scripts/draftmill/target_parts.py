@@ -30,8 +30,8 @@ class Parts:
 def find(folder: Path, model: nn.Module, conversion: Conversion) -> Parts:
     """The names on disk of what the head needs, each cross-checked by shape.
 
-    model, conversion: on the meta device, without a quantiser. Raises DraftmillError where a tensor is missing or has another shape, and where
-    the tied flag contradicts the disk.
+    model, conversion: on the meta device, without a quantiser. Raises DraftmillError where a tensor is missing or
+    has another shape, and where the tied flag contradicts the disk.
     """
     embedding = f"{path_of(model, model.get_input_embeddings())}.weight"
     modules = {"lm_head": output_head(model), "norm": final_norm(model)}
@@ -46,7 +46,8 @@ def find(folder: Path, model: nn.Module, conversion: Conversion) -> Parts:
         raise DraftmillError(f"{folder}: holds no input embedding ({embedding}); complete it.")
     own_head, flags = on_disk.get(wanted["lm_head.weight"]), tie_flags(folder)
     if own_head is None:
-        if not tied or False in flags:
+        # flags that contradict each other leave one reading where there is no other head
+        if not tied or (flags and True not in flags):
             raise DraftmillError(
                 f"{folder}: holds no {wanted['lm_head.weight']}, and config.json says that it is not tied "
                 f"to the embedding (tie_word_embeddings: {said(flags)}); some engines would make it random; "
