@@ -39,7 +39,7 @@ FILES: dict[str, tuple[Callable[[Edited], object], str]] = {
     "a shard is empty": (lambda e: os.truncate(e.files()[1], 0), r"of-0000\d.safetensors: damaged"),
     "a header is no JSON": (
         lambda e: overwritten(e.files()[0], 8, 0),
-        "00001-of-0000\d.safetensors: damaged .*no safetensors header.*download the checkpoint again",
+        r"00001-of-0000\d.safetensors: damaged .*no safetensors header.*download the checkpoint again",
     ),
     "a header is no UTF-8": (lambda e: overwritten(e.files()[0], 12, 255), "00001.*: damaged"),
     "a header's length is absurd": (

@@ -142,7 +142,9 @@ def check_dtype(
     name, pattern = source
     converter = conversion.by_source.get(pattern)
     unpacked = converter is not None and any("scale" in p for p in converter.source_patterns)
-    if dtype not in PLAIN and conversion.state[target].is_floating_point() and not unpacked:
+    weight = conversion.state[target]
+    expected = weight.is_floating_point() and weight.itemsize > 1  # else the quantiser's own
+    if dtype not in PLAIN and expected and not unpacked:
         raise DraftmillError(
             f"{folder}: {name} is stored as {dtype}, but config.json names no quantisation that unpacks it "
             f"(expected {', '.join(PLAIN)}); take the config.json that belongs to these weights."
