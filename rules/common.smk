@@ -10,6 +10,7 @@ import sys
 
 sys.path.insert(0, f"{workflow.basedir}/scripts")
 
+from draftmill import job_times
 from draftmill.driver import images, job_memory, session, shard_jobs
 from draftmill.driver.config import completed
 from draftmill.driver.artefacts import CHECKPOINT_FILES
@@ -31,6 +32,11 @@ onstart:
         session.begin(SESSION)
     except DraftmillError as error:
         raise WorkflowError(str(error)) from None
+
+
+onsuccess:
+    for sentence in job_times.warnings(LOGS, PLAN.captures(), PLAN.shard_counts()):
+        print(sentence, file=sys.stderr)
 
 
 ROOT = PLAN.root

@@ -66,8 +66,9 @@ def test_a_share_over_ten_percent_of_all_jobs_is_warned_of_with_the_rules_name(l
     job(logs, "gate_hidden_states", "low.learn.00000.and_2_more", THREE, 1.0, 2.0)
     [found] = job_times.loading(logs, SETTINGS)
     assert found["share"] == pytest.approx(0.5)
-    assert "50% of the time" in found["warning"]
-    assert "shards_per_job of gate_hidden_states" in found["warning"]
+    assert "50% of the time of gate_hidden_states" in found["warning"]
+    assert "--set-resources gate_hidden_states:shards_per_job=N" in found["warning"]
+    assert job_times.warnings(str(logs), ["low"], SETTINGS["sources"]) == [found["warning"]]
 
 
 @pytest.mark.parametrize("gone", ["removed/00000", "learn/00003", "judge/00001"])
@@ -154,4 +155,4 @@ def test_the_page_shows_the_share_and_the_warning(logs):
     page = environment.from_string(section).render(loading=job_times.loading(logs, SETTINGS))
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", page)
     assert cells == ["extract_hidden_states", "1", "5.0", "25.0%", "streamed"]
-    assert "raise the resource shards_per_job of extract_hidden_states" in page
+    assert "of the time of extract_hidden_states went into loading the target" in page

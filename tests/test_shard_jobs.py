@@ -100,7 +100,8 @@ def test_shards_made_together_have_the_same_bytes_and_are_fresh_in_any_company(
     before = digests(run)
     shutil.rmtree(run.result("hidden_states"))
     shutil.rmtree(run.result("gates/low"))
-    run.snakemake(*PROFILE)
+    found = run.snakemake(*PROFILE)
+    assert "of the time of extract_hidden_states went into loading the target" in found.stdout
     assert digests(run) == {
         k.replace(str(finished_run.folder), str(run.folder)): v for k, v in before.items()
     }

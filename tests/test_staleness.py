@@ -64,7 +64,7 @@ RUN_BY = {
     "job_times": ["report"],
     "layers": ["extract_hidden_states", "train_eagle3"],
     "length_buckets": ["extract_hidden_states"],
-    "loading_share": [*PASSES, "report"],
+    "loading_share": PASSES,
     "lockstep": PASSES,
     "openai_engine": ["generate_responses"],
     "packing": ["train_eagle3"],

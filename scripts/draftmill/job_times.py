@@ -7,10 +7,10 @@ drafters, captures, shards) are left out.
 import csv
 from pathlib import Path
 
-from draftmill import loading_share
 from draftmill.atomic import read_json
 
 Json = dict
+LIMIT = 0.10  # share of loading in the jobs' time above which a warning says what to change
 LOADS_TARGET = ("extract_hidden_states", "gate_hidden_states")  # rules that write loading files
 
 
@@ -88,12 +88,24 @@ def loading(logs: Path, settings: Json) -> list[Json]:
                 "seconds": seconds,
                 "share": share,
                 "backend": ", ".join(sorted({job["backend"] for job in jobs})),
-                "warning": loading_share.warning(share, rule)
-                if share > loading_share.LIMIT
-                else None,
+                "warning": warning(rule, share) if share > LIMIT else None,
             }
         )
     return found
+
+
+def warnings(logs: str, captures: list[str], sources: list) -> list[str]:
+    """The sentences for the end of a run. sources: [name, number of shards] of each."""
+    rows = loading(Path(logs), {"captures": captures, "sources": sources})
+    return [row["warning"] for row in rows if row["warning"]]
+
+
+def warning(rule: str, share: float) -> str:
+    return (
+        f"warning: {share:.0%} of the time of {rule} went into loading the target (more than {LIMIT:.0%}); raise "
+        f"its resource shards_per_job (in a profile, or --set-resources {rule}:shards_per_job=N), or the "
+        "sources' shard_size."
+    )
 
 
 def loading_jobs(folder: Path, settings: Json) -> list[Json]:

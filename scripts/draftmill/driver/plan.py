@@ -39,6 +39,10 @@ class Plan:
     def shards(self, source: str) -> list[str]:
         return list(self.ranges[source])
 
+    def shard_counts(self) -> list[list]:
+        """[name, number of shards] of every source, in the order of the configuration."""
+        return [[name, len(self.shards(name))] for name in self.config["sources"]]
+
     def with_role(self, *roles: str) -> list[str]:
         """The sources with these roles, in the order of the configuration; all without a role."""
         sources = self.config["sources"].items()
@@ -222,7 +226,7 @@ class Plan:
             "run": self.config["run"],
             "drafters": list(self.config["drafters"]),
             "captures": self.captures(),
-            "sources": [[n, len(self.shards(n))] for n in self.config["sources"]],
+            "sources": self.shard_counts(),
             "tests": self.with_role("test"),
             "generated": [n for n in self.config["sources"] if self.generates(n)],
             "template": sources.file_digest(REPORT_TEMPLATE),
