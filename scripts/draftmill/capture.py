@@ -92,7 +92,7 @@ class Capture:
         missing = [key for key in (*self.layers, "last") if key not in found]
         normed = found.get("normed")
         # the same tensor, most often; values that are not finite are the gate's to name
-        if missing or not (output[0] is normed or torch.equal(output[0], normed)):
+        if missing or not (output[0] is normed or torch.equal(output[0].to(normed.device), normed)):
             raise DraftmillError(
                 f"capture: {type(self.decoder).__name__} does not return its final norm's output "
                 f"(never seen: {missing}), so logits from stored states would not be the model's; this "

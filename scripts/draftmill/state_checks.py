@@ -72,7 +72,7 @@ class LayerInputs:
         def hook(module, args, kwargs) -> None:
             rows, found = _watched.get()
             state = args[0] if args else kwargs["hidden_states"]
-            found[layer] = state[0, rows.to(state.device)].float().cpu()
+            found[layer] = state[0, rows].float().cpu()
 
         return hook
 
@@ -81,14 +81,14 @@ class LayerInputs:
         [rows, hidden]); layer -1 is the embedding's output."""
         found: dict[int, torch.Tensor] = {}
         token = _watched.set((rows, found))
-        # no [tokens, vocab] logits where the family can leave them out
+        # no [tokens, vocab] logits where the family can leave them out; indices on the CPU suit any device
         spared = "logits_to_keep" in inspect.signature(model.forward).parameters
-        options = {"logits_to_keep": rows.to(ids.device)} if spared else {}
+        options = {"logits_to_keep": rows} if spared else {}
         try:
             logits = model(input_ids=ids, use_cache=False, **options).logits[0]
         finally:
             _watched.reset(token)
-        argmax = (logits if spared else logits[rows.to(ids.device)]).argmax(-1).cpu()
+        argmax = (logits if spared else logits[rows]).argmax(-1).cpu()
         return {"argmax": argmax, "states": found, "last": self.last}
 
 
