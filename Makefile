@@ -63,8 +63,13 @@ lock:  ## resolve envs/*.in into envs/*.lock (needs uv)
 prune: install  ## list what no configured run needs; DELETE=1 deletes it
 	python scripts/prune.py $(if $(DELETE),--delete)
 
-benchmark: install-dev
-	python benchmarks/generate.py
+benchmark: install-dev  ## every comparison against its limit; needs the demo's target
+	python benchmarks/find_parts.py --check
+	python benchmarks/streamed_memory.py --family experts --check
+	python benchmarks/streamed_memory.py --family dense --check
+	python benchmarks/generate.py --check
+	python benchmarks/extract.py --check
+	python benchmarks/extract.py --streamed --tokens 100000 --rounds 1 --check
 
 clean:  ## everything that was made here, the environment included
 	rm -rf results logs .snakemake .draftmill $(VENV)

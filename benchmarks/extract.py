@@ -91,7 +91,7 @@ def against_bare(shard: tuple[Stage, Path, Path], target: Path) -> tuple[str, Ca
     manifest, ledger = target_manifest.read_manifest(target), Ledger()
     passes = Resident(manifest, ledger)
     decoder = text_decoder(passes.model)
-    batches = extract_hidden_states.batches_of_shard(*shard[:2])
+    batches = extract_hidden_states.batches_of_shard(*shard[:2], manifest["angle_border"])
 
     @torch.inference_mode()
     def bare() -> None:

@@ -73,16 +73,19 @@ def write_shards(
     )
     progress = Progress()
     for (stage, tokens, output), of_shard in zip(shards, batches, strict=True):
-        record = record_of(stage, manifest, tokens, ledger)
+        seen = Ledger(ledger)  # a shard's record does not depend on its company
+        record = record_of(stage, manifest, tokens, seen)
         with shard_writer.new_shard(
             output, layers, manifest["hidden_size"], manifest["dtype"], record
         ) as shard:
             for batch in of_shard:
                 found = next(states)
                 found = [aside.get(state) for state in found] if aside else found
-                append(shard, batch, found, ledger, manifest["dtype"])
+                append(shard, batch, found, seen, manifest["dtype"])
                 progress.add(batch)
     capture.close()
+    if aside:
+        aside.close()
 
 
 def folder_of(output: Path) -> Path:

@@ -29,6 +29,18 @@ from draftmill.target_manifest import located
 from draftmill.target_skeleton import Skeleton
 from draftmill.target_structure import layer_count, model_of
 
+# of the same weights, in formats that nothing here reads
+OTHER_FORMATS = [
+    "original/*",
+    "consolidated*",
+    "*.bin",
+    "*.pth",
+    "*.pt",
+    "*.gguf",
+    "*.onnx",
+    "*.h5",
+]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -51,7 +63,9 @@ def prepare(stage: Stage, manifest_path: Path, head_path: Path, golden: Path | N
         files = {p.name: sha256_of(p) for p in sorted(checkpoint.iterdir())}
         location = checkpoint.name
     elif settings["hub"]:
-        location = snapshot_download(settings["hub"], revision=settings["revision"])
+        location = snapshot_download(
+            settings["hub"], revision=settings["revision"], ignore_patterns=OTHER_FORMATS
+        )
     else:
         location = str(Path(settings["path"]).resolve())
     manifest = {

@@ -92,3 +92,15 @@ def test_code_that_fails_is_one_sentence(with_own_code):
     (checkpoint.folder / "modeling_own.py").write_text("import module_that_is_nowhere\n")
     with pytest.raises(DraftmillError, match="module_that_is_nowhere"):
         checkpoint.road(trust_remote_code=True).prepare_target()
+
+
+def test_code_of_another_repository_is_refused_since_no_revision_pins_it(with_own_code):
+    checkpoint, marker = with_own_code
+
+    def change(config: dict) -> None:
+        config["auto_map"]["AutoModelForCausalLM"] = "other/model--modeling_own.OwnForCausalLM"
+
+    sentence = checkpoint.config(change).refused(trust_remote_code=True)
+    assert "code from another repository (other/model--modeling_own.OwnForCausalLM)" in sentence
+    assert "no revision is pinned" in sentence
+    assert not marker.exists()

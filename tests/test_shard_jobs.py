@@ -29,8 +29,8 @@ def test_without_the_resource_a_job_makes_one_shard():
     assert shard_jobs.shards_per_job(workflow_with(4), "extract_hidden_states") == 4
 
 
-@pytest.mark.parametrize("value", [0, -1, "all", 2.5])
-def test_another_value_than_a_positive_integer_is_refused(value):
+@pytest.mark.parametrize("value", [0, -1, 201, "all", 2.5])
+def test_another_value_than_an_integer_in_bounds_is_refused(value):
     with pytest.raises(DraftmillError, match="shards_per_job of extract_hidden_states is"):
         shard_jobs.shards_per_job(workflow_with(value), "extract_hidden_states")
 

@@ -69,6 +69,7 @@ RUN_BY = {
     "openai_engine": ["generate_responses"],
     "packing": ["train_eagle3"],
     "raw_rows": ["prepare_prompts"],
+    "read_ahead": PASSES,
     "rendering": ["generate_responses", "tokenize_conversations"],
     "repetition": ["measure_acceptance"],
     "report_data": ["report"],

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from draftmill.devices import is_the_machines
 from draftmill.errors import DraftmillError
 from draftmill.target_structure import decoder_layers, final_norm, text_decoder
 
@@ -80,9 +81,9 @@ class Capture:
         token = _found.set(found)
         try:
             output = self.decoder(input_ids=ids, attention_mask=mask, use_cache=False)
-        except torch.OutOfMemoryError:
-            raise
         except (AttributeError, IndexError, TypeError, RuntimeError) as error:
+            if is_the_machines(error):
+                raise
             raise DraftmillError(
                 f"capture: {type(self.decoder).__name__} does not run on token ids alone ({error}); this "
                 "family is not supported."

@@ -1,7 +1,6 @@
 """A checkpoint's safetensors files, read by index and headers only."""
 
 import json
-import os
 from collections import defaultdict
 from functools import lru_cache
 from pathlib import Path
@@ -96,13 +95,19 @@ def read(folder: Path, name: str) -> torch.Tensor:
         raise broken(path, error) from None
 
 
-def read_ahead(folder: Path, names: list[str]) -> None:
-    """Asks the operating system to read tensors into its page cache, and returns at once."""
-    wanted: dict[str, list[tuple[int, int]]] = defaultdict(list)
+def ranges(folder: Path, names: list[str]) -> dict[Path, list[tuple[int, int]]]:
+    """file -> where the tensors' bytes stand in it, from and to."""
+    wanted: dict[Path, list[tuple[int, int]]] = defaultdict(list)
     for name in names:
-        wanted[weight_map(folder)[name]].append(tuple(entry(folder, name)["data_offsets"]))
-    for file_name, ranges in wanted.items():
-        with open(folder / file_name, "rb") as file:
-            first = HEADER_LENGTH_BYTES + int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
-            for start, end in ranges:
-                os.posix_fadvise(file.fileno(), first + start, end - start, os.POSIX_FADV_WILLNEED)
+        path = folder / weight_map(folder)[name]
+        start, end = entry(folder, name)["data_offsets"]
+        first = data_start(path)
+        wanted[path].append((first + start, first + end))
+    return dict(wanted)
+
+
+@lru_cache(maxsize=256)
+def data_start(path: Path) -> int:
+    """Where the first tensor of a file stands."""
+    with open(path, "rb") as file:
+        return HEADER_LENGTH_BYTES + int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")

@@ -26,6 +26,8 @@ def config_of(manifest: dict) -> PretrainedConfig:
 
     Raises DraftmillError where the model or its quantisation is not supported.
     """
+    if manifest["trust_remote_code"]:
+        refuse_foreign_code(Path(manifest["checkpoint"]) / "config.json")
     try:
         config = transformers.AutoConfig.from_pretrained(
             manifest["checkpoint"], trust_remote_code=manifest["trust_remote_code"]
@@ -46,6 +48,16 @@ def config_of(manifest: dict) -> PretrainedConfig:
             if isinstance(part, PretrainedConfig) and hasattr(part, name):
                 setattr(part, name, value)
     return config
+
+
+def refuse_foreign_code(path: Path) -> None:
+    """Code of another repository has no pinned revision: it could change under a finished run."""
+    for name in (read_json(path, broken).get("auto_map") or {}).values():
+        if "--" in str(name):
+            raise DraftmillError(
+                f"{path}: takes its code from another repository ({name}), of which no revision is pinned; "
+                "copy the checkpoint and that code into one folder and name it in target.path."
+            )
 
 
 def text_config(config: PretrainedConfig) -> PretrainedConfig:

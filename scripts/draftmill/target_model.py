@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from draftmill.atomic import sha256_of
-from draftmill.devices import best_device
+from draftmill.devices import best_device, is_the_machines
 from draftmill.dtype_policy import DTYPES, Ledger
 from draftmill.errors import DraftmillError, damaged
 from draftmill.target_skeleton import Skeleton, blueprint, widen
@@ -36,13 +36,19 @@ def load(manifest: dict, dtype: str, ledger: Ledger) -> nn.Module:
             device_map=spread,
             output_loading_info=True,
         )
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, ValueError, ImportError, SafetensorError) as error:
+        if is_the_machines(error):
+            raise
         reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
         raise DraftmillError(
             f"{folder}: transformers cannot load the weights ({reason}); download the checkpoint again."
         ) from error
+    away = {"cpu", "disk"} & set(map(str, getattr(model, "hf_device_map", {}).values()))
+    if torch.cuda.is_available() and away:
+        raise DraftmillError(
+            f"{folder}: the target does not fit into the memory of the GPUs (parts of it would be on "
+            f"{', '.join(sorted(away))}); set the resource backend=streamed."
+        )
     for problem in ("missing_keys", "mismatched_keys"):
         if info[problem]:
             first = sorted(map(str, info[problem]))[0]
@@ -53,6 +59,7 @@ def load(manifest: dict, dtype: str, ledger: Ledger) -> nn.Module:
     skeleton = Skeleton(manifest, DTYPES[dtype], "cpu")
     if skeleton.quantizer:
         widen(model, DTYPES[dtype], skeleton.dtypes)
+    note_kept(ledger, skeleton.dtypes, dtype)
     check_dtypes(ledger, model, dtype, skeleton.dtypes)
     return model.eval().requires_grad_(False)
 
@@ -72,6 +79,10 @@ def check_dtypes(
             about = f"target weights ({path + name})"
             ledger.expect(about, weight.dtype, "float32" if kept else dtype)
             del ledger[about]
-            if kept:
-                ledger["target weights that the family keeps in float32"] = "float32"
     ledger["target weights"] = dtype
+
+
+def note_kept(ledger: Ledger, family: dict, dtype: str) -> None:
+    """Writes down that the family keeps some weights in float32, where it does."""
+    if dtype != "float32" and torch.float32 in family.values():
+        ledger["target weights that the family keeps in float32"] = "float32"

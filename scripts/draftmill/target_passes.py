@@ -14,13 +14,14 @@ import psutil
 import torch
 from torch import nn
 
-from draftmill import checkpoint_files, target_model
+from draftmill import target_model
 from draftmill.checkpoint_fit import check_fit
 from draftmill.devices import best_device
 from draftmill.dtype_policy import DTYPES, Ledger
 from draftmill.errors import DraftmillError
 from draftmill.freed_memory import give_back
 from draftmill.lockstep import Lockstep
+from draftmill.read_ahead import ReadAhead
 from draftmill.target_skeleton import Skeleton, widen
 from draftmill.target_structure import decoder_layers, path_of, text_decoder
 
@@ -62,7 +63,9 @@ class Streamed:
         self.model = self.skeleton.model
         self.layers = decoder_layers(self.model)
         self._load_the_rest()
+        target_model.note_kept(ledger, self.skeleton.dtypes, self.dtype)
         self._widen_and_check(self.model)
+        self.reader = ReadAhead(self.skeleton.folder)
         self.empty = [held(layer) for layer in self.layers]
         self.seconds_loading = time.monotonic() - began
 
@@ -111,8 +114,7 @@ class Streamed:
 
     def ahead(self, index: int) -> None:
         sources = self.skeleton.of_layer(index).values()
-        names = [name for entry in sources for name, _ in entry]
-        checkpoint_files.read_ahead(self.skeleton.folder, names)
+        self.reader.start([name for entry in sources for name, _ in entry])
 
     def run(self, passes: Iterable[Pass]) -> Iterator[Any]:
         """The results of the passes, after all of them have gone through every layer."""

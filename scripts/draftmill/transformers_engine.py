@@ -8,6 +8,7 @@ import torch
 from transformers import GenerationConfig
 
 from draftmill import target_model
+from draftmill.devices import is_the_machines
 from draftmill.dtype_policy import Ledger
 from draftmill.errors import DraftmillError
 from draftmill.generation import Task
@@ -81,9 +82,9 @@ def answer_batch(model, prompts: list[list[int]]) -> Iterator[dict]:
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
     try:
         out = model.generate(input_ids=ids.to(model.device), attention_mask=mask.to(model.device))
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+        if is_the_machines(error):
+            raise
         raise DraftmillError(
             f"responses: {type(model).__name__} does not generate ({' '.join(str(error).split())[:200]}); "
             "let a server answer (responses.backend: openai) or give the answers in the data."

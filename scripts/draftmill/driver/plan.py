@@ -15,6 +15,7 @@ from draftmill.stage import canonical, combine, fingerprint_of
 
 ENVS = Path(__file__).resolve().parents[3] / "envs"
 LOCKS = ("torch.txt", "requirements.lock")
+PROBES = Path(__file__).resolve().parents[3] / "resources" / "tokenizer_probes.jsonl"
 REPORT_TEMPLATE = Path(__file__).resolve().parents[3] / "resources" / "report.html.jinja"
 
 
@@ -84,7 +85,9 @@ class Plan:
         target = self.config["target"]
         keys = ("path", "hub", "revision", "package", "gguf", "dtype", "trust_remote_code")
         slice_ = {k: target[k] for k in keys} | {"digest": target_source.digest(target)}
-        return slice_ | {"tokenizer": tokenizer_source.settings_of(target["tokenizer"])}, {}
+        tokenizer = tokenizer_source.settings_of(target["tokenizer"])
+        # the probes decide whether tokenizer.json is taken as it is
+        return slice_ | {"tokenizer": tokenizer | {"probes": sources.file_digest(PROBES)}}, {}
 
     def _prepare_prompts(self, source: str, shard: str) -> tuple[dict, dict]:
         settings = dict(self.config["sources"][source])

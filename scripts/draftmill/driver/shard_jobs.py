@@ -15,18 +15,24 @@ from draftmill.driver.provenance import record_of, settings_in
 from draftmill.errors import DraftmillError
 
 RESOURCE = "shards_per_job"
+MOST_SHARDS = (
+    200  # settings and paths of a job travel on one command line, which Linux ends at 128 KiB
+)
 Shards = list[tuple[str, str, str]]  # capture, source, shard
 
 
 def shards_per_job(workflow, rule: str) -> int:
     """The resource as profile or command line give it; 1 where they do not.
 
-    Raises DraftmillError where it is no positive integer.
+    Raises DraftmillError where it is no integer from 1 to MOST_SHARDS.
     """
     found = workflow.resource_settings._parsed_overwrite_resources.get(rule, {}).get(RESOURCE)
     value = 1 if found is None else getattr(found, "value", found)
-    if not isinstance(value, int) or value < 1:
-        raise DraftmillError(f"{RESOURCE} of {rule} is {value!r}, expected a positive integer.")
+    if not isinstance(value, int) or not 1 <= value <= MOST_SHARDS:
+        raise DraftmillError(
+            f"{RESOURCE} of {rule} is {value!r}, expected an integer from 1 to {MOST_SHARDS}; set it in a "
+            "profile or by --set-resources."
+        )
     return value
 
 

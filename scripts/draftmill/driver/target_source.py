@@ -77,7 +77,10 @@ def weight_bytes(target: dict) -> int | None:
 
         cached = try_to_load_from_cache(target["hub"], "config.json", revision=target["revision"])
         folder = Path(cached).parent if isinstance(cached, str) else None
-    return sum(p.stat().st_size for p in folder.glob("*.safetensors")) or None if folder else None
+    if folder is None:
+        return None
+    files = [p for p in folder.glob("*.safetensors") if not p.name.startswith("consolidated")]
+    return sum(p.stat().st_size for p in files) or None
 
 
 def gguf_layers(path: Path) -> np.ndarray:
