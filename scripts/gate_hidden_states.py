@@ -10,13 +10,17 @@ from pathlib import Path
 
 import torch
 
-from draftmill import causality, loading_share, state_checks, target_head, target_manifest
+from draftmill import causality, layer_inputs, loading_share, target_head, target_manifest
 from draftmill.atomic import sha256_of, write_json
 from draftmill.devices import best_device
 from draftmill.dtype_policy import Ledger
 from draftmill.errors import DraftmillError
+from draftmill.greedy_text import greedy_share
+from draftmill.loaded_parts import check_loaded
 from draftmill.shard_reader import Shard
 from draftmill.stage import Stage
+from draftmill.state_checks import Tally
+from draftmill.state_contents import check_contents
 from draftmill.tables import read as read_table
 from draftmill.target_passes import BACKENDS, open_target
 
@@ -59,20 +63,20 @@ def check(
     ledger.expect("target head weights", head.dtype, manifest["dtype"])
     head = head.to(best_device())
     passes = open_target(manifest, backend, ledger)
-    state_checks.check_loaded(passes.model, tensors, head_file)
+    check_loaded(passes.model, tensors, head_file)
     samples = [
         (stage, shard, index)
         for (stage, *_), shard in zip(shards, opened, strict=True)
-        for index in state_checks.picked_samples(shard, stage.config["rows"])
+        for index in layer_inputs.picked_samples(shard, stage.config["rows"])
     ]
-    watch = state_checks.LayerInputs(passes.model, opened[0].layers)
+    watch = layer_inputs.LayerInputs(passes.model, opened[0].layers)
     halves = causality.half_passes(watch, opened, manifest["angle_border"])
-    wholes = [partial(state_checks.own_pass, watch, shard, index) for _, shard, index in samples]
+    wholes = [partial(layer_inputs.own_pass, watch, shard, index) for _, shard, index in samples]
     own = passes.run(halves + wholes)
     if halves:
         causality.check_causal(target, next(own), next(own))
     for (stage, _, states, output), shard in zip(shards, opened, strict=True):
-        tally = state_checks.Tally(states)
+        tally = Tally(states)
         for _, of_shard, index in samples:
             if of_shard is shard:
                 ledger.expect("hidden states as read", shard.dtype, manifest["dtype"])
@@ -83,6 +87,7 @@ def check(
         found |= counts | {"sha256": sha256_of(states), "layers": shard.footer["layers"]}
         record = stage.record(dtypes=dict(ledger))
         write_json(output, found | {"record": record, "fingerprint": stage.fingerprint})
+    watch.close()
     outputs = [output for *_, output in shards]
     taken = time.monotonic() - began
     loading_share.write(loading, passes.seconds_loading, taken, passes.name, outputs)
@@ -93,7 +98,7 @@ def open_shard(stage: Stage, manifest: dict, target: Path, tokens: Path, states:
     stage.expect("target", target, manifest["fingerprint"])
     shard = Shard(states, manifest["dtype"])
     stage.expect("hidden_states", states, shard.fingerprint)
-    state_checks.check_contents(shard, read_table(tokens))
+    check_contents(shard, read_table(tokens))
     return shard
 
 
@@ -101,7 +106,7 @@ def greedy(stage: Stage, shard: Shard, head: torch.nn.Module) -> float | None:
     """The greedy share of a shard, where its source is measured along the target's greedy text."""
     if not stage.config["greedy"]:
         return None
-    found, wanted = state_checks.greedy_share(shard, head), stage.config["min_greedy"]
+    found, wanted = greedy_share(shard, head), stage.config["min_greedy"]
     if found is not None and found < wanted:
         raise DraftmillError(
             f"{shard.path}: only {found:.1%} of the answers' tokens are what the target would emit "

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -179,6 +180,26 @@ def ready_road(config, prepared_target):
         road.to_states(source)
     road.build_draft_vocab()
     return road
+
+
+@pytest.fixture
+def asked(config, prepared_target, monkeypatch):
+    """(endpoint, settings of responses.openai, source, other settings) -> the road, its answers made."""
+    from mini_road import road_of
+
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+
+    def ask(endpoint, source: str = "judge", responses=None, **settings):
+        section = {"base_url": endpoint.url, "retries": 2} | settings
+        config["responses"] |= {"backend": "openai", "openai": section} | (responses or {})
+        shutil.rmtree("results", ignore_errors=True)
+        road = road_of(config, prepared_target)
+        road.prepare_prompts(source)
+        road.generate_responses(source)
+        return road
+
+    return ask
 
 
 @pytest.fixture

@@ -25,6 +25,20 @@ def failure(status: int, message: str, **more) -> Reply:
     return status, {"error": {"message": message, "type": "error", "code": status} | more}
 
 
+def in_turn(*replies):
+    """Every prompt meets these replies in turn, the last one for good."""
+    seen: dict[str, int] = {}
+    lock = threading.Lock()
+
+    def reply(body: dict):
+        with lock:
+            turn = seen.get(key := str(body["prompt"]), 0)
+            seen[key] = turn + 1
+        return replies[min(turn, len(replies) - 1)](body)
+
+    return reply
+
+
 class FakeEndpoint:
     """Answers every request by `reply(body)`; keeps what it was sent, and counts what was under way."""
 

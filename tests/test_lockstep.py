@@ -1,15 +1,11 @@
 """Passes that walk through the layers side by side: each layer is there when it runs, and only then."""
 
-from pathlib import Path
-
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from draftmill.lockstep import Lockstep
-from draftmill.spill import Spill
 
 
 class Layer(nn.Module):
@@ -98,20 +94,3 @@ def test_after_close_the_layers_run_by_themselves():
     machine.lockstep.close()
     machine.layers[0].loaded = True
     assert machine.walk(5, [0]) == [5, 0]
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.booleans()), max_size=8))
-def test_spilled_tensors_come_back_bit_for_bit(shapes):
-
-    generator = torch.Generator().manual_seed(0)
-    spill = Spill(Path("."))
-    tensors = [
-        torch.randn(1, rows, columns, generator=generator).to(
-            torch.bfloat16 if half else torch.float32
-        )
-        for rows, columns, half in shapes
-    ]
-    places = [spill.put(tensor) for tensor in tensors]
-    for tensor, place in reversed(list(zip(tensors, places, strict=True))):
-        assert torch.equal(spill.get(place), tensor)
-    spill.close()

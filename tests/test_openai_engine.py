@@ -1,4 +1,4 @@
-"""Answers from a server: its ids as they are, its failures as sentences, its key nowhere."""
+"""Answers from a server: its ids as they are, requested with nothing left to its defaults."""
 
 import json
 import shutil
@@ -11,64 +11,15 @@ import torch
 from transformers import LlamaForCausalLM
 
 import reference_loop
+from asked_endpoint import END, answers
 from draftmill import tables
-from draftmill.errors import DraftmillError
-from fake_endpoint import FakeEndpoint, completion, failure, serving
-from mini_road import MiniRoad, road_of, write_data
-from workflow import rows
-
-END = 2  # the tiny target's end token
-KEY = "sk-very-secret-0123456789"
-
-
-@pytest.fixture
-def asked(config, prepared_target, monkeypatch):
-    """(endpoint, settings of responses.openai, source, other settings) -> the road, its answers made."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-
-    def ask(endpoint: FakeEndpoint, source: str = "judge", responses=None, **settings) -> MiniRoad:
-        section = {"base_url": endpoint.url, "retries": 2} | settings
-        config["responses"] |= {"backend": "openai", "openai": section} | (responses or {})
-        shutil.rmtree("results", ignore_errors=True)
-        road = road_of(config, prepared_target)
-        road.prepare_prompts(source)
-        road.generate_responses(source)
-        return road
-
-    return ask
-
-
-def answers(road: MiniRoad, source: str = "judge") -> list[dict]:
-    return tables.read(road.table("responses", source))
-
-
-def refusal(asked, reply, **settings) -> str:
-    """The sentence with which the job ends; no table is left."""
-    with serving(FakeEndpoint(reply)) as endpoint, pytest.raises(DraftmillError) as caught:
-        asked(endpoint, **settings)
-    assert not list(Path("results/tiny/responses").rglob("*"))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+from fake_endpoint import FakeEndpoint, completion, serving
+from mini_road import MiniRoad, road_of
 
 
 def number_of(body: dict) -> int:
     """Something that differs between the prompts."""
     return sum(i * token for i, token in enumerate(body["prompt"])) % 400 + 50
-
-
-def in_turn(*replies):
-    """Every prompt meets these replies in turn, the last one for good."""
-    seen: dict[str, int] = {}
-    lock = threading.Lock()
-
-    def reply(body: dict):
-        with lock:
-            turn = seen.get(key := str(body["prompt"]), 0)
-            seen[key] = turn + 1
-        return replies[min(turn, len(replies) - 1)](body)
-
-    return reply
 
 
 def test_the_engines_ids_are_kept_exactly_in_the_order_of_the_rows(asked):
@@ -204,7 +155,7 @@ def test_the_record_names_engine_and_model_and_holds_no_time(asked):
         for path in list(Path("results").rglob("responses")) + list(
             Path("results").rglob("target")
         ):
-            __import__("shutil").rmtree(path)
+            shutil.rmtree(path)
     assert made[0] == made[1]
 
 
@@ -262,68 +213,6 @@ def test_without_extensions_only_the_api_itself_is_used(asked):
     assert tables.record_of(road.table("responses", "judge"))["retokenized"] == 3
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_passing_failure_is_retried(asked, status):
-    busy = in_turn(
-        lambda body: failure(status, "busy"),
-        lambda body: failure(status, "busy"),
-        lambda body: completion(body, [9, END]),
-    )
-    with serving(FakeEndpoint(busy)) as endpoint:
-        found = answers(asked(endpoint))
-    assert [row["response_ids"] for row in found] == [[9, END]] * 3
-    assert len(endpoint.bodies) == 9
-
-
-def test_a_lasting_failure_ends_with_a_sentence(asked):
-    found = refusal(asked, lambda body: failure(503, "no engine\nis left"))
-    assert "judge/00000.parquet: row " in found
-    assert "http://127.0.0.1:" in found
-    assert "failed in 3 attempts, at last with: no engine is left" in found
-
-
-def test_a_server_that_is_not_there_ends_with_a_sentence(asked):
-    with serving(FakeEndpoint(lambda body: completion(body, [9]))) as endpoint:
-        pass
-    with pytest.raises(DraftmillError, match=r"127\.0\.0\.1.* failed in 1 attempts"):
-        asked(endpoint, retries=0)
-
-
-def test_an_answer_that_takes_too_long_is_a_failure(asked):
-    found = refusal(asked, lambda body: time.sleep(1) or (200, {}), timeout_seconds=0.2, retries=0)
-    assert "timed out" in found
-
-
-def test_the_key_goes_to_the_server_and_nowhere_else(asked, monkeypatch, capfd):
-    monkeypatch.setenv("SERVER_KEY", KEY)
-    with serving(FakeEndpoint(lambda body: completion(body, [9, END]))) as endpoint:
-        asked(endpoint, api_key_env="SERVER_KEY")
-    assert set(endpoint.authorizations) == {f"Bearer {KEY}"}
-    files = [path for path in Path().rglob("*") if path.is_file()]
-    assert [path for path in files if path.suffix == ".parquet"]
-    assert not [path for path in files if KEY.encode() in path.read_bytes()]
-    assert KEY not in "".join(capfd.readouterr())
-
-
-@pytest.mark.parametrize("status", [400, 401, 403, 500])
-def test_no_error_repeats_the_key(asked, monkeypatch, status):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    found = refusal(asked, lambda body: failure(status, f"Bad key: {KEY}, {KEY[:9]}***"))
-    assert KEY not in found
-    if status in (401, 403):
-        assert f"answers {status}: the key in the environment variable OPENAI_API_KEY" in found
-        assert KEY[:9] not in found
-
-
-def test_without_its_variable_no_key_is_sent_and_the_variable_is_named(asked, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)  # of another service
-    endpoint = FakeEndpoint(lambda body: failure(401, "who?"))
-    not_set = pytest.raises(DraftmillError, match="variable SERVER_KEY is not set")
-    with serving(endpoint), not_set:
-        asked(endpoint, api_key_env="SERVER_KEY")
-    assert set(endpoint.authorizations) == {None}
-
-
 @pytest.mark.parametrize("bound", [1, 3])
 def test_no_more_requests_are_under_way_than_configured(asked, bound):
     def reply(body):
@@ -334,113 +223,3 @@ def test_no_more_requests_are_under_way_than_configured(asked, bound):
         asked(endpoint, "learn", concurrency=bound)
     assert len(endpoint.bodies) == 6
     assert endpoint.most_under_way == bound
-
-
-@pytest.mark.parametrize(
-    ("models", "wanted", "expected"),
-    [
-        (("tiny", "other"), "target", "serves tiny, other, but 'target' is asked for"),
-        (("tiny", "other"), None, "serves tiny, other, but no model is named"),
-        ((), None, "lists no models, but no model is named"),
-        (None, None, "lists no models, but no model is named"),
-    ],
-)
-def test_a_model_that_is_not_served_is_named_beside_those_that_are(asked, models, wanted, expected):
-    endpoint = FakeEndpoint(lambda body: completion(body, [9, END]), models)
-    with serving(endpoint), pytest.raises(DraftmillError) as caught:
-        asked(endpoint, model=wanted)
-    assert expected in str(caught.value)
-    assert not endpoint.bodies
-
-
-@pytest.mark.parametrize("models", [("tiny", "target"), None])
-def test_a_named_model_is_asked_for_where_models_are_listed_and_where_not(asked, models):
-    with serving(FakeEndpoint(lambda body: completion(body, [9, END]), models)) as endpoint:
-        asked(endpoint, model="target")
-    assert {body["model"] for body in endpoint.bodies} == {"target"}
-
-
-def other_prompt(body):
-    return completion(body, [9, END], prompt_token_ids=[1, *body["prompt"]])
-
-
-def other_order(body):
-    return completion(body, [9, END], prompt_token_ids=body["prompt"][::-1])
-
-
-def other_count(body):
-    status, found = completion(body | {"return_token_ids": False}, [9, END])
-    found["usage"]["prompt_tokens"] += 1
-    return status, found
-
-
-@pytest.mark.parametrize("reply", [other_prompt, other_order, other_count])
-def test_an_answer_to_another_prompt_than_was_sent_is_refused(asked, reply):
-    found = refusal(asked, reply)
-    assert "answered a prompt of " in found
-    assert "row " in found
-
-
-@pytest.mark.parametrize("reason", ["content_filter", "tool_calls", "abort", None])
-def test_an_answer_that_something_else_ended_is_refused(asked, reason):
-    assert repr(reason) in refusal(asked, lambda body: completion(body, [9], reason))
-
-
-def test_an_answer_that_a_stop_string_ended_is_refused(asked):
-    found = refusal(asked, lambda body: completion(body, [9], stop_reason="\n\n"))
-    assert r"at the stop string '\n\n'" in found
-
-
-def test_ids_that_the_target_does_not_have_are_refused(asked):
-    found = refusal(asked, lambda body: completion(body, [9, 512, END]))
-    assert "token id 512, but the target has 512 tokens: another model" in found
-
-
-def test_a_response_that_is_no_completion_is_refused(asked):
-    assert "without a choice" in refusal(asked, lambda body: (200, {"hello": "world"}))
-
-
-TOO_LONG = "This model's maximum context length is 64 tokens. However, you requested 99 tokens"
-
-
-def long_rows_refused(body):
-    return failure(400, TOO_LONG) if len(body["prompt"]) > 100 else completion(body, [9, END])
-
-
-def test_an_answer_that_the_servers_context_cut_is_a_malformed_row(asked):
-    found = refusal(asked, lambda body: completion(body, [9, 8, 7], "length"))
-    assert "row " in found
-    assert "ended the answer after 3 of 24 tokens" in found
-
-
-@pytest.mark.parametrize("policy", ["stop", "skip"])
-def test_a_prompt_beyond_the_servers_context_is_a_malformed_row(asked, config, policy):
-    write_data(rows(6), rows(3, 500), [*rows(3, 600), {"prompt": "river stone " * 40}])
-    config["sources"]["judge"]["on_malformed"] = policy
-    if policy == "stop":
-        found = refusal(asked, long_rows_refused)
-        assert "row 4: " in found
-        assert "refuses its length: This model's maximum context length is 64 tokens" in found
-        return
-    with serving(FakeEndpoint(long_rows_refused)) as endpoint:
-        road = asked(endpoint)
-    assert [row["row"] for row in answers(road)] == [0, 1, 2]
-    (reason,) = tables.record_of(road.table("responses", "judge"))["skipped"]
-    assert "row 4: " in reason
-
-
-def test_a_refused_field_is_named_with_the_key_that_switches_it_off(asked):
-    def strict(body):
-        return failure(400, "Unrecognized request argument supplied: return_token_ids")
-
-    with serving(FakeEndpoint(strict)) as endpoint, pytest.raises(DraftmillError) as caught:
-        asked(endpoint, concurrency=1)
-    assert "'return_token_ids', set responses.openai.extensions: false" in str(caught.value)
-    assert len(endpoint.bodies) == 1  # a request that can never succeed is not sent again
-
-
-def test_a_refused_field_of_an_open_schema_is_found_in_its_list_of_errors(asked):
-    detail = [{"type": "extra_forbidden", "loc": ["body", "min_p"], "msg": "Extra inputs"}]
-    found = refusal(asked, lambda body: (422, {"detail": detail}))
-    assert "answers 422" in found
-    assert "'min_p', set responses.openai.extensions: false" in found

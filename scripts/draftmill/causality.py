@@ -7,8 +7,8 @@ from pathlib import Path
 from torch import nn
 
 from draftmill.errors import DraftmillError
+from draftmill.layer_inputs import LayerInputs, picked_rows
 from draftmill.shard_reader import Shard
-from draftmill.state_checks import LayerInputs, picked_rows
 
 FORESIGHT = 0.05  # relative; a causal model's states differ by rounding alone, 0.01 in bf16
 

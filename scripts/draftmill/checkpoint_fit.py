@@ -5,7 +5,7 @@ transformers makes a missing weight random, and leaves out what its model does n
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from math import prod
 from pathlib import Path
 
 from torch import nn
@@ -15,9 +15,9 @@ from draftmill import checkpoint_files
 from draftmill.checkpoint_names import Conversion
 from draftmill.errors import DraftmillError
 from draftmill.target_config import quantisation
+from draftmill.target_parts import PLAIN
 from draftmill.target_structure import decoder_layers, final_norm, output_head, path_of
 
-PLAIN = ("BF16", "F16", "F32")  # safetensors' names of what no quantiser has packed
 OPTIONAL = "activation"  # scales of activations, which dequantised weights do without
 # beside a layer's weights: rotary frequencies and causal masks of old checkpoints, scales of a quantised cache
 HARMLESS = re.compile(r"(inv_freq|masked_bias|attn\.bias|_scale)$")
@@ -105,8 +105,8 @@ def check_shapes(
         fits = found == wanted or (pattern is not None and sorted(found) == sorted(wanted))
     elif all(e["dtype"] in PLAIN for e in entries.values()):
         made = conversion.made_by(target, pattern)
-        found = (sum(count(e["shape"]) for e in entries.values()),)
-        fits = found[0] == sum(count(conversion.state[m].shape) for m in made)
+        found = (sum(prod(e["shape"]) for e in entries.values()),)
+        fits = found[0] == sum(prod(conversion.state[m].shape) for m in made)
     else:
         return  # packed: the dequantiser checks it
     if not fits:
@@ -117,8 +117,8 @@ def check_shapes(
 
 
 def check_scales(model: nn.Module, names: list[str], folder: Path) -> None:
-    """Every FP8 weight has one scale per block, the last block of a row or column perhaps cut
-    (fp8_blocks.py)."""
+    """Every FP8 weight [..., out, in] has one scale per block, the last block of a row or column perhaps
+    cut (fp8_blocks.py); experts stored as one tensor have their own blocks each."""
     block = (quantisation(model.config) or {}).get("weight_block_size")
     for name in names if block else ():
         scale = f"{name}_scale_inv"
@@ -126,7 +126,8 @@ def check_scales(model: nn.Module, names: list[str], folder: Path) -> None:
             continue
         sizes = checkpoint_files.entry(folder, name)["shape"]
         found = checkpoint_files.entry(folder, scale)["shape"]
-        wanted = [-(-size // one) for size, one in zip(sizes, block, strict=True)]
+        blocks = [*[1] * len(sizes), *block][len(block) :]  # of the last two dimensions
+        wanted = [-(-size // one) for size, one in zip(sizes, blocks, strict=True)]
         if found != wanted:
             raise DraftmillError(
                 f"{folder}: {name} has shape {tuple(sizes)} and scales of shape {tuple(found)}; expected are "
@@ -149,13 +150,6 @@ def check_dtype(
             f"{folder}: {name} is stored as {dtype}, but config.json names no quantisation that unpacks it "
             f"(expected {', '.join(PLAIN)}); take the config.json that belongs to these weights."
         )
-
-
-def count(shape: Iterable[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 def check_left_over(model: nn.Module, conversion: Conversion, folder: Path) -> None:

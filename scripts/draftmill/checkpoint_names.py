@@ -58,7 +58,8 @@ class Conversion:
         ]
 
     def _keeps_numbers(self, name: str, kind: str) -> bool:
-        self.target_of(name) if kind not in self._kinds else None
+        if kind not in self._kinds:
+            self.target_of(name)
         found = self._kinds.get(kind)
         return found is not None and any(str(p) in found[0] for p in PLACEHOLDERS)
 

@@ -17,6 +17,9 @@ TRANSIENT = (408, 409, 429)  # and all from 500 on: what the client retries
 UNLISTED = (404, 405)  # not every endpoint lists its models
 CONNECT_SECONDS = 10.0
 QUOTED = 300  # characters of a server's message
+TELLING = (
+    6  # characters of the key's beginning that are a part of it; fewer stand in ordinary words
+)
 
 
 class TooLong(Exception):
@@ -108,10 +111,11 @@ class Endpoint:
         return DraftmillError(f"{where}: {self.url} answers {status}: {message}; {hint}.")
 
     def message_of(self, error: openai.OpenAIError) -> str:
-        """The server's own words, in one line, shortened, without the key."""
+        """The server's own words, in one line, shortened, without the key or its beginning, which servers quote."""
         body = getattr(error, "body", None)
         text = body.get("message") or body if isinstance(body, dict) else body or str(error)
         line = " ".join(str(text).split())
-        if self.key:
-            line = line.replace(self.key, "[key]")
+        shortest = max(1, min(TELLING, len(self.key)))
+        for length in range(len(self.key), shortest - 1, -1):
+            line = line.replace(self.key[:length], "[key]")
         return line[:QUOTED].rstrip(" .")

@@ -15,7 +15,7 @@ from draftmill.errors import DraftmillError
 from draftmill.target_config import tie_flags
 from draftmill.target_structure import final_norm, output_head, path_of
 
-STORED = ("BF16", "F16", "F32")  # safetensors' names
+PLAIN = ("BF16", "F16", "F32")  # safetensors' names of what no quantiser has packed
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ def find(folder: Path, model: nn.Module, conversion: Conversion) -> Parts:
                 f"{folder}: {source} has shape {tuple(entry['shape'])}, but config.json makes {name} "
                 f"{tuple(shapes[name])}; the weights belong to another configuration."
             )
-        if entry["dtype"] not in STORED:
+        if entry["dtype"] not in PLAIN:
             raise DraftmillError(
-                f"{folder}: {source} is stored as {entry['dtype']}, expected one of {', '.join(STORED)}; a "
+                f"{folder}: {source} is stored as {entry['dtype']}, expected one of {', '.join(PLAIN)}; a "
                 "quantised embedding, norm or head is not supported, so take a checkpoint that leaves them as "
                 "they were."
             )
