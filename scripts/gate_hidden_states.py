@@ -111,7 +111,8 @@ def greedy(stage: Stage, shard: Shard, head: torch.nn.Module) -> float | None:
         raise DraftmillError(
             f"{shard.path}: only {found:.1%} of the answers' tokens are what the target would emit "
             f"greedily, expected at least {wanted:.1%}; acceptance measured along such text is not the "
-            "target's; let the target generate the answers of test and validation sources."
+            "target's; let the target generate the answers of test and validation sources, or, where it did "
+            "and its cached and full passes differ in this dtype, set target.dtype: float32."
         )
     return found
 

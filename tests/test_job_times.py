@@ -156,3 +156,10 @@ def test_the_page_shows_the_share_and_the_warning(logs):
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", page)
     assert cells == ["extract_hidden_states", "1", "5.0", "25.0%", "streamed"]
     assert "of the time of extract_hidden_states went into loading the target" in page
+
+
+def test_the_empty_file_of_a_job_that_was_killed_counts_as_none(logs):
+    """Snakemake makes a job's log files when it starts; a killed job leaves them empty."""
+    job(logs, "extract_hidden_states", "low.learn.00000.and_2_more", THREE, 1.0)
+    (logs / "extract_hidden_states/low.learn.00000.and_3_more.loading.json").touch()
+    assert extraction(logs)["jobs"] == 1

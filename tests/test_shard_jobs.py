@@ -130,3 +130,17 @@ def test_a_changed_setting_is_seen_after_shards_were_made_together(finished_run,
     assert run.stale() == {}
     run.write_config(finished_run.config)
     assert run.stale()["extract_hidden_states"] == 4
+
+
+@pytest.mark.slow
+def test_temporary_shards_that_were_used_are_stale_in_no_company(finished_run, tmp_path):
+    run = finished_run.copy(tmp_path / "run")
+    config = copy.deepcopy(run.config)
+    config["hidden_states"]["keep_states"] = False
+    run.write_config(config)
+    shutil.rmtree(run.result("hidden_states"))
+    shutil.rmtree(run.result("gates/low"))
+    run.snakemake(*PROFILE)
+    assert not list(run.result("hidden_states").rglob("0*.parquet"))
+    assert run.stale() == {}
+    assert run.stale(*PROFILE) == {}

@@ -51,6 +51,7 @@ RUN_BY = {
     "conversations": ["prepare_prompts"],
     "devices": [*LOADS_TARGET, "train_eagle3", "measure_acceptance"],
     "draft_vocab": ["build_draft_vocab", "train_eagle3", "measure_acceptance", "report"],
+    "drafter_layers": ["train_eagle3", "measure_acceptance"],
     "dtype_policy": PREPARES_TARGET,
     "eagle3": ["train_eagle3"],
     "endpoint": ["generate_responses"],

@@ -81,7 +81,7 @@ class Capture:
         token = _found.set(found)
         try:
             output = self.decoder(input_ids=ids, attention_mask=mask, use_cache=False)
-        except (AttributeError, IndexError, TypeError, RuntimeError) as error:
+        except (AttributeError, LookupError, TypeError, RuntimeError) as error:
             if is_the_machines(error):
                 raise
             raise DraftmillError(

@@ -16,32 +16,22 @@ from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
-from speculators.train.cli import create_transformer_layer_config
 from torch import nn
 from torch.nn import functional
 
 from draftmill import draft_vocab
+from draftmill.drafter_layers import drafter_layers
 from draftmill.dtype_policy import cast
 from draftmill.errors import DraftmillError, damaged
 from draftmill.target_head import TargetHead
 
 ATTENTION = {"cpu": "sdpa", "cuda": "simple_flex_attention"}  # flex has no backward on a CPU
 FLEX_BLOCK = 128  # flex attention's masks are made of whole blocks
-SLIDING_WINDOW = 2048  # unused: every layer is listed as full attention
 
 
 def config_of(settings: dict, manifest: dict, device: str) -> Eagle3SpeculatorConfig:
     """speculators' configuration of a new drafter for this target."""
-    layers = settings["num_layers"]
-    decoder = create_transformer_layer_config(
-        manifest["checkpoint"],
-        layers,
-        "llama",
-        None,
-        SLIDING_WINDOW,
-        list(range(layers)),  # a layer not listed would silently slide
-        trust_remote_code=manifest["trust_remote_code"],
-    )
+    decoder = drafter_layers(manifest, settings["num_layers"])
     decoder._attn_implementation = ATTENTION[device]
     verifier = VerifierConfig.from_pretrained(manifest["checkpoint"])
     verifier.name_or_path = manifest["name"]

@@ -56,7 +56,7 @@ def read(path: Path) -> Rows:
 
 def numbered_lines(path: Path) -> Iterable[tuple[int, dict]]:
     """Line number, from 1, and the object on it; split at line feeds alone, since texts may hold others."""
-    for number, line in enumerate(path.read_bytes().removesuffix(b"\n").split(b"\n"), 1):
+    for number, line in enumerate(path.read_bytes().rstrip(b"\r\n").split(b"\n"), 1):
         if not line and number == 1:
             return  # an empty file
         try:

@@ -118,7 +118,9 @@ def loading_jobs(folder: Path, settings: Json) -> list[Json]:
         for i in range(count)
     }
     last: dict[str, Json] = {}
-    for path in sorted(folder.glob("*.loading.json"), key=lambda p: p.stat().st_mtime_ns):
+    # Snakemake makes log files when a job starts: an empty one is of a job that was killed
+    written = [p for p in folder.glob("*.loading.json") if p.stat().st_size]
+    for path in sorted(written, key=lambda p: p.stat().st_mtime_ns):
         job = read_json(path) | {"name": path.name.removesuffix(".loading.json")}
         last |= dict.fromkeys(shards.intersection(job["shards"]), job)
     return [job for _, job in sorted({job["name"]: job for job in last.values()}.items())]

@@ -32,6 +32,11 @@ class Tally:
         self.equal += int((head(states)[0].argmax(-1).cpu() == own["argmax"]).sum())
         self.total += len(rows)
         for name, layer in columns.items():
+            if layer not in own["states"]:
+                raise DraftmillError(
+                    f"{self.path}: what follows the output of layer {layer} does not run on text alone, so "
+                    "it cannot be compared; name other layers in hidden_states.captures."
+                )
             stored = found[name][rows].float()
             distance = {
                 other: (stored - own["states"][other]).norm(dim=-1)

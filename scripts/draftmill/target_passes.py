@@ -123,12 +123,40 @@ class Streamed:
             return lambda: one(self.model)
 
         lockstep = Lockstep(self.layers, self.load, self.free, self.ahead)
+        before = kept_values(self.model)
         try:
             with torch.inference_mode():
                 results = lockstep.run(bound(one) for one in passes)
+        except (RuntimeError, NotImplementedError) as error:
+            if "meta" not in str(error):
+                raise
+            raise DraftmillError(
+                f"{self.skeleton.folder}: {type(self.model).__name__} asks for weights beside its text decoder "
+                f"({error}); this family needs the resident backend."
+            ) from error
         finally:
             lockstep.close()
+        changed = before.keys() & {
+            n for n, v in kept_values(self.model).items() if v != before.get(n)
+        }
+        if changed:
+            raise DraftmillError(
+                f"{self.skeleton.folder}: {type(self.model).__name__} changes itself while it runs "
+                f"({sorted(changed)[0]}), which layers that come and go do not keep; this family needs the "
+                "resident backend."
+            )
         yield from results
+
+
+def kept_values(model: nn.Module) -> dict[str, object]:
+    """The flags and numbers that modules keep from pass to pass: RWKV notes there that it has rescaled its
+    weights."""
+    return {
+        f"{name}.{key}": value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, bool | int | float | str)
+    }
 
 
 @dataclass(frozen=True)

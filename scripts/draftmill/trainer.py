@@ -88,7 +88,8 @@ class Trainer:
         if not any(r.get("supervised") for r in progress.metrics if r["kind"] == "train"):
             raise DraftmillError(
                 "training: no step saw a supervised token; the conversations are cut to "
-                f"training.tokens_per_batch: {limit} before their answers; raise it."
+                f"training.tokens_per_batch: {limit} before their answers (raise it), or hold no answer of more "
+                "than a few tokens."
             )
         progress.cut_samples = cut
         with torch.no_grad():

@@ -82,7 +82,7 @@ def answer_batch(model, prompts: list[list[int]]) -> Iterator[dict]:
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
     try:
         out = model.generate(input_ids=ids.to(model.device), attention_mask=mask.to(model.device))
-    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
         if is_the_machines(error):
             raise
         raise DraftmillError(

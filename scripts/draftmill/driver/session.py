@@ -71,14 +71,17 @@ def jobs_of_several(workflow, plan: Plan, fresh: set[str]) -> dict[str, list]:
             continue
         capture, source, file = Path(artefact.path).parts[-3:]
         at = {"capture": capture, "source": source, "shard": Path(file).stem}
-        if artefact.path not in fresh:
+        settings = plan.settings(artefact.rule, **at)
+        # a temporary shard was deleted after its last use: as planned while its record says so
+        used = not plan.config["hidden_states"]["keep_states"] and not Path(artefact.path).exists()
+        used = used and shard_jobs.recorded_with(artefact.path, settings)
+        if artefact.path not in fresh and not used:
             waiting[artefact.rule].append(tuple(at.values()))
             continue
         inputs = [f"{plan.root}/tokens/{source}/{at['shard']}.parquet", target[0]]
         if artefact.rule == "gate_hidden_states":
             states = f"{plan.root}/hidden_states/{capture}/{source}/{at['shard']}.parquet"
             inputs += [states, target[1]]
-        settings = plan.settings(artefact.rule, **at)
         shard_jobs.settle(artefact.path, artefact.rule, settings, inputs)
     return {
         rule: shard_jobs.grouped(shards, shard_jobs.shards_per_job(workflow, rule))

@@ -59,6 +59,12 @@ def inherit(workflow, rule: str, name: str) -> None:
     workflow.ruleorder(name, rule)
 
 
+def recorded_with(path: str, settings: str) -> bool:
+    """Whether this clone's Snakemake has built the file with these settings, alone or among others."""
+    file = record_of(path)
+    return file.is_file() and settings in settings_in(json.loads(file.read_bytes()))
+
+
 def settle(path: str, rule: str, settings: str, inputs: list[str]) -> None:
     """Makes Snakemake's record of a shard that a job of several built that of a job of its own.
 

@@ -1,0 +1,68 @@
+"""The drafter's decoder layers: speculators' configuration of them for a target.
+
+speculators copies sizes and rotary parameters from the target's configuration, whose names it expects to be
+Llama's. Families that have no RMSNorm, no gated MLP or no rotary angles lack some; there Llama's defaults stand.
+"""
+
+import tempfile
+
+from speculators.train.cli import create_transformer_layer_config
+from transformers import LlamaConfig, PretrainedConfig
+
+from draftmill.errors import DraftmillError
+from draftmill.target_config import config_of, context_length, text_config
+
+SLIDING_WINDOW = 2048  # unused: every layer is listed as full attention
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+
+
+def drafter_layers(manifest: dict, layers: int) -> PretrainedConfig:
+    """A Llama configuration of `layers` decoder layers with the target's sizes.
+
+    Raises DraftmillError where the target's own do not suit one.
+    """
+    try:
+        return _made(manifest["checkpoint"], layers, manifest["trust_remote_code"])
+    except (AttributeError, TypeError):
+        with tempfile.TemporaryDirectory() as folder:
+            completed(text_config(config_of(manifest))).save_pretrained(folder)
+            return _made(folder, layers, False)
+    except ValueError as error:
+        raise DraftmillError(
+            f"{manifest['checkpoint']}/config.json: no drafter can be shaped after it "
+            f"({' '.join(str(error).split())[:200]}); this family is not supported for training."
+        ) from None
+
+
+def _made(folder: str, layers: int, trust_remote_code: bool) -> PretrainedConfig:
+    return create_transformer_layer_config(
+        folder,
+        layers,
+        "llama",
+        None,
+        SLIDING_WINDOW,
+        list(range(layers)),  # a layer not listed would silently slide
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def completed(text: PretrainedConfig) -> LlamaConfig:
+    """The target's sizes under Llama's names, with Llama's defaults for what it lacks."""
+    heads = text.num_attention_heads
+    heads = heads if isinstance(heads, int) and text.hidden_size % heads == 0 else 1
+    shared = getattr(text, "num_key_value_heads", None)
+    inner = getattr(text, "intermediate_size", None)
+    rope = getattr(text, "rope_parameters", None)
+    epsilon = next((e for key in EPSILONS if (e := getattr(text, key, None))), 1e-6)
+    found = {
+        "vocab_size": text.vocab_size,
+        "hidden_size": text.hidden_size,
+        "intermediate_size": inner if isinstance(inner, int) else 4 * text.hidden_size,
+        "num_attention_heads": heads,
+        "num_key_value_heads": shared if isinstance(shared, int) and shared else heads,
+        "rms_norm_eps": epsilon,
+        "max_position_embeddings": context_length(text) or LlamaConfig().max_position_embeddings,
+    }
+    if isinstance(rope, dict) and "rope_theta" in rope:
+        found["rope_parameters"] = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    return LlamaConfig(**found)
