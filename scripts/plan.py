@@ -54,6 +54,12 @@ def parser() -> argparse.ArgumentParser:
         help="shards that one extraction job makes (default %(default)s)",
     )
     made.add_argument(
+        "--gate-shards-per-job",
+        type=positive(int),
+        default=1,
+        help="shards that one job of the gate checks (default %(default)s)",
+    )
+    made.add_argument(
         "--checkpoint-gb",
         type=positive(float),
         help="size of the target's files in GB; by default from the files, else from config.json",
@@ -91,6 +97,7 @@ def options_of(options: argparse.Namespace) -> Options:
         target_config=options.target_config,
         checkpoint_gb=options.checkpoint_gb,
         shards_per_job=options.shards_per_job,
+        gate_shards_per_job=options.gate_shards_per_job,
         read_gb_per_second=options.read_gb_per_second,
         tflops=options.tflops,
     )

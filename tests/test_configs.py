@@ -52,7 +52,7 @@ def test_the_whole_dag_shows_without_a_download(clone, name):
     assert list(clone.parent.glob("cache/hub/*")) == []
 
 
-def test_the_trillion_parameter_run_shows_jobs_of_sixteen_shards_with_the_profile_it_names(clone):
+def test_the_trillion_parameter_run_shows_jobs_of_several_shards_with_the_profile_it_names(clone):
     name = "configs/kimi-k2.5-eagle3.yaml"
     command = f"snakemake --cores 2 --configfile {name} --profile profiles/large-target"
     assert command in (PROJECT / name).read_text()
@@ -64,9 +64,35 @@ def test_the_trillion_parameter_run_shows_jobs_of_sixteen_shards_with_the_profil
         text=True,
     )
     assert run.returncode == 0, (run.stdout + run.stderr)[-3000:]
-    jobs = set(re.findall(r"^extract_hidden_states_\d+", run.stdout, re.M))
-    assert len(jobs) == 16, "254 shards, 16 a job"
-    assert "backend=streamed, shards_per_job=16" in run.stdout
+    for rule, count in (("extract_hidden_states", 32), ("gate_hidden_states", 7)):
+        jobs = set(re.findall(rf"^rule {rule}_\d+|^{rule}_\d+", run.stdout, re.M))
+        per_job = profile()[rule]["shards_per_job"]
+        assert len({job.removeprefix("rule ") for job in jobs}) == count, (
+            f"254 shards, {per_job} a job"
+        )
+        assert f"backend=streamed, shards_per_job={per_job}" in run.stdout
+
+
+def profile() -> dict:
+    """rule -> the resources that profiles/large-target gives it."""
+    path = PROJECT / "profiles/large-target/config.yaml"
+    return yaml.safe_load(path.read_text())["set-resources"]
+
+
+def test_the_trillion_parameter_run_fits_one_gpu_with_the_profile_it_names(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.chdir(PROJECT)
+    config = completed(yaml.safe_load((PROJECT / "configs/kimi-k2.5-eagle3.yaml").read_text()))
+    extraction, gate = (
+        profile()[rule]["shards_per_job"]
+        for rule in ("extract_hidden_states", "gate_hidden_states")
+    )
+    options = Options(Assumed(1000, 3000), shards_per_job=extraction, gate_shards_per_job=gate)
+    streamed = estimate(Plan(config), options)["memory"]["streamed"]
+    for rule, held in streamed.items():
+        assert held["bytes"] < 141e9, rule
+        assert held["bytes"] < profile()[rule]["mem_mb"] * 1e6
+    assert gate > extraction
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,22 +1,25 @@
 """The estimate against the bytes that the stages then write."""
 
 import json
+import re
+import shutil
 import types
 from pathlib import Path
 
 import pytest
+import transformers
 import yaml
 
 import plan
 from draftmill import target_passes
-from draftmill.driver.config import completed
-from draftmill.driver.estimate import Options, estimate
 from draftmill.driver.estimate_text import bytes_text, text_of
-from draftmill.driver.plan import Plan
 from draftmill.driver.shard_bytes import shard_bytes
+from draftmill.driver.target_size import target_size
 from draftmill.driver.token_estimate import Assumed, spread
+from draftmill.errors import DraftmillError
 from draftmill.target_manifest import read_manifest
 from mini_road import road_of
+from planning import HUB, hub_source, planned
 from workflow import rows, write_rows
 
 ANSWERS = ["It is blue.", "A longer answer, in two parts. " * 3, "Yes, and " * 7 + "so on."]
@@ -24,11 +27,6 @@ ANSWERS = ["It is blue.", "A longer answer, in two parts. " * 3, "Yes, and " * 7
 
 def answered(count: int, first: int) -> list[dict]:
     return [r | {"response": ANSWERS[i % 3]} for i, r in enumerate(rows(count, first))]
-
-
-def planned(config: dict, **options) -> dict:
-    given = {"assumed": Assumed()} | options
-    return estimate(Plan(completed(config)), Options(**given))
 
 
 def state_bytes(road, source: str) -> int:
@@ -100,11 +98,6 @@ def test_rows_that_the_stages_leave_out_for_their_length_count_nothing(given_con
     assert short["tokens"] <= 60 * short["samples"]
 
 
-def hub_source(**more) -> dict:
-    about = {"kind": "hub", "id": "a/b", "revision": "0" * 40, "rows": 1000, "shard_size": 100}
-    return about | more
-
-
 def test_a_data_set_that_is_not_here_is_assumed_with_the_assumption_stated(config):
     config["sources"]["learn"] = hub_source(role="train", responses="given")
     config["sources"]["choose"] = hub_source(role="validation")
@@ -122,11 +115,7 @@ def test_an_assumption_ends_at_the_longest_conversation(config, changed):
 
 
 def test_without_a_tokenizer_the_rows_are_counted_and_their_tokens_assumed(config, tiny_target):
-    config["target"] = {
-        "hub": "a/b",
-        "revision": "0" * 40,
-        "config": str(tiny_target / "config.json"),
-    }
+    config["target"] = HUB | {"config": str(tiny_target / "config.json")}
     found = planned(config, assumed=Assumed(10, 20))["sources"]["learn"]
     assert (found["rows"], found["tokens"]) == (6, 180)
     assert "tokenizer not at hand" in found["basis"]
@@ -142,50 +131,6 @@ def test_a_state_shard_is_its_payload_and_little_else():
     assert 0 < found.per_shard < 20000
 
 
-def test_loading_counts_jobs_and_names_the_smallest_number_of_shards_that_helps(config):
-    config["sources"]["learn"] = hub_source(role="train", responses="given")
-    options = {"checkpoint_gb": 1.0, "read_gb_per_second": 1.0}
-    # 10 + 1 + 1 jobs of 1 s; computing takes as long as the rate makes it
-    base = planned(config, **options, tflops=1.0)["loading"]["computing"]
-    found = planned(config, **options, tflops=base / 60)["loading"]
-    assert found["computing"] == pytest.approx(60)
-    assert found["share"] == pytest.approx(12 / 72)
-    assert found["enough"] == 2, "6 jobs: a job takes shards of several sources"
-    again = planned(config, **options, tflops=base / 60, shards_per_job=2)
-    assert again["loading"]["share"] == pytest.approx(6 / 66)
-    assert "WARNING: above 10%" not in text_of(again)
-
-
-def test_a_warning_names_the_shards_a_job_that_are_enough_and_too_small_a_disk(config, monkeypatch):
-    config["sources"]["learn"] = hub_source(role="train", responses="given")
-    base = planned(config, checkpoint_gb=1.0, tflops=1.0)["loading"]["computing"]
-    full = type("Usage", (), {"free": 10})
-    monkeypatch.setattr("draftmill.driver.estimate.shutil.disk_usage", lambda place: full)
-    found = planned(config, checkpoint_gb=1.0, tflops=base / 60)
-    text = text_of(found)
-    assert "--set-resources extract_hidden_states:shards_per_job=2 (or in a profile" in text
-    assert found["disk"]["short"] == found["disk"]["total"] - 10
-    assert "are missing; lower the sources' limit" in text
-
-
-def test_operations_follow_their_formulas(config):
-    config["sources"]["learn"] = hub_source(role="train", responses="given")
-    found = planned(config, assumed=Assumed(100, 200))
-    target, made, sources = found["target"], found["operations"], found["sources"]
-    layers = target["active_layers"]
-
-    def through(tokens: int, samples: int, parameters: float) -> float:
-        return 2 * tokens * parameters + samples * 2 * 6 * 64 * (tokens / samples) ** 2
-
-    extraction = sum(through(s["tokens"], s["samples"], layers) for s in sources.values())
-    assert made["extraction"] == pytest.approx(extraction)
-    whole = [through(s["tokens"], s["samples"], target["active"]) for s in sources.values()]
-    assert made["generation"] == pytest.approx(sum(whole[1:])), "learn has its answers"
-    drafter = found["drafters"]["small"]["multiplied"]
-    assert made["training"] == 3 * 3 * 2 * drafter * 12 * 256
-    assert made["acceptance"] == 3 * 2 * drafter * sources["judge"]["tokens"]
-
-
 def test_training_needs_twenty_bytes_a_trained_parameter_and_half_in_bf16(config, changed):
     mixed = planned(config)["memory"]["training"]["small"]
     drafter = planned(config)["drafters"]["small"]
@@ -196,27 +141,49 @@ def test_training_needs_twenty_bytes_a_trained_parameter_and_half_in_bf16(config
     assert half == drafter["trained"] * 10 + drafter["frozen"] * 2 + head + logits
 
 
-def test_extraction_needs_the_weights_or_one_layer_of_them_and_the_states_in_flight(config):
-    found = planned(config)
-    target, memory = found["target"], found["memory"]
-    parameters = 2 * target["embedding"] + 64 + target["largest_layer"]  # 64: the final norm
-    tokens = max(s["tokens"] / s["shards"] for s in found["sources"].values())
-    assert memory["states in flight"] == pytest.approx(2 * 64 * tokens, abs=1)
-    assert memory["streamed extraction"] == 2 * parameters + memory["states in flight"]
-    assert found["disk"]["spilled"] == pytest.approx(4 * memory["states in flight"], abs=4)
-    assert memory["resident extraction"] > 2 * target["total"]
+@pytest.mark.parametrize(
+    ("kind", "heads"),
+    [(transformers.MambaConfig, {}), (transformers.BloomConfig, {"n_head": 4})],
+    ids=["mamba", "bloom"],
+)
+def test_a_target_that_no_drafter_can_be_made_for_is_refused_with_a_sentence(
+    config, kind, heads, tmp_path
+):
+    about = kind(vocab_size=512, hidden_size=64, num_hidden_layers=6, **heads)
+    about.save_pretrained(tmp_path / "other")
+    assert target_size(about, "bfloat16").context is None
+    config["target"] = HUB | {"config": str(tmp_path / "other" / "config.json")}
+    with pytest.raises(
+        DraftmillError, match=f"no EAGLE-3 drafter from model_type '{kind.model_type}'"
+    ):
+        planned(config)
 
 
-def test_states_in_flight_are_those_of_all_shards_of_a_job(config):
-    for name, role in (("learn", "train"), ("choose", "validation")):
-        config["sources"][name] = hub_source(role=role, responses="given")
-    one, four = (planned(config, shards_per_job=n) for n in (1, 4))
-    weights = one["memory"]["streamed extraction"] - one["memory"]["states in flight"]
-    assert four["memory"]["states in flight"] == 4 * one["memory"]["states in flight"]
-    assert four["memory"]["streamed extraction"] == weights + four["memory"]["states in flight"]
-    assert four["disk"]["spilled"] == 4 * one["disk"]["spilled"]
-    whole = planned(config, shards_per_job=1000)["memory"]["states in flight"]
-    assert whole == pytest.approx(sum(s["tokens"] for s in one["sources"].values()) * 64 * 2, abs=1)
+def test_a_target_without_a_longest_sequence_is_planned(config, monkeypatch):
+    monkeypatch.setattr("draftmill.driver.target_size.context_length", lambda text: None)
+    config["sources"]["learn"] = hub_source(role="train", responses="given")
+    found = planned(config, assumed=Assumed(10000, 20000))
+    assert found["target"]["context"] is None
+    assert found["sources"]["learn"]["tokens"] == 1000 * 30000
+    assert found["sources"]["choose"]["basis"].startswith("at most")
+    assert re.search(r"^context +unknown", text_of(found), re.M)
+    json.dumps(found, allow_nan=False)
+
+
+def test_rows_are_counted_with_the_tokenizer_that_another_repository_has(
+    config, tiny_target, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    target = tmp_path / "target"
+    shutil.copytree(tiny_target, target, ignore=shutil.ignore_patterns("*token*", "*.jinja"))
+    elsewhere = {"hub": "a/tokenizer", "revision": "2" * 40}
+    config["target"] |= {"path": str(target), "tokenizer": elsewhere}
+    found = planned(config)["sources"]["learn"]
+    assert "tokenizer not at hand" in found["basis"]
+    snapshot = tmp_path / "cache" / "models--a--tokenizer" / "snapshots" / ("2" * 40)
+    shutil.copytree(tiny_target, snapshot, ignore=shutil.ignore_patterns("*.safetensors"))
+    found = planned(config)["sources"]["learn"]
+    assert found["basis"] == "at most, tokenized 6 rows"
 
 
 def test_the_free_memory_from_which_auto_is_resident_is_that_of_the_stages(

@@ -124,6 +124,7 @@ RUN_BY = {
     "driver/shard_jobs": [],
     "driver/sources": [],
     "driver/target_description": [],
+    "driver/target_jobs": [],
     "driver/target_size": [],
     "driver/target_source": [],
     "driver/token_estimate": [],

@@ -5,22 +5,27 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 import yaml
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+import families
 from draftmill import eagle3
 from draftmill.driver.config import completed
 from draftmill.driver.drafter_size import drafter_size
 from draftmill.driver.estimate import Options, estimate
 from draftmill.driver.plan import Plan
 from draftmill.driver.target_description import checkpoint_folder, target_config
-from draftmill.driver.target_size import is_ignored, target_size
+from draftmill.driver.target_size import is_ignored, scale_count, target_size
 from draftmill.driver.token_estimate import Assumed
 from draftmill.errors import DraftmillError
 from draftmill.target_manifest import read_manifest
 
 TARGETS = Path(__file__).resolve().parents[1] / "configs" / "targets"
+# heads for several tokens at a time (beside 6 layers), and what sees pictures
+EXTRA = ("mtp.", "model.layers.6.", "model.visual.")
 HUB = {"path": None, "hub": "a/b", "revision": "0" * 40, "package": None, "config": None}
 
 
@@ -40,7 +45,7 @@ def test_the_counts_of_a_checkpoint_are_those_of_the_loaded_model(tiny_target):
     assert size.largest_layer * 6 == size.decoder_layers
     assert size.active == size.total - size.embedding
     assert size.beside_layers == size.total - size.decoder_layers
-    assert size.largest_experts == 0
+    assert size.experts_part == 0
 
 
 def test_a_tied_head_is_counted_once_but_multiplied():
@@ -74,7 +79,10 @@ def test_experts_count_by_the_share_that_a_token_visits():
     routed = 3 * 8 * 3 * 16 * 32
     assert size.active == size.total - size.embedding - routed * 6 / 8
     assert size.experts.endswith("x 2 / 8")
-    assert size.largest_experts == 8 * 2 * 16 * 32, "gate and up projections are one tensor"
+    part = 2 * 16 * 32  # gate and up projections are one tensor
+    assert size.experts_part == part, "a sixteenth of 8 experts is one all the same"
+    config.num_local_experts = 40
+    assert target_size(config, "bfloat16").experts_part == 2 * part
 
 
 # total and active parameters as the model cards and papers give them
@@ -103,8 +111,55 @@ def test_the_stored_bytes_of_packed_int4_are_those_of_the_published_files():
     assert dense.stored == dense.total * 2
 
 
+@pytest.mark.parametrize("name", ["deepseek_v3_fp8", "llama_fp8", "llama_int4", "qwen3_5_fp8"])
+def test_the_stored_bytes_of_quantised_targets_are_those_of_their_weights(name, tmp_path):
+    folder = families.make(name, tmp_path / name)
+    config, _ = target_config(HUB | {"hub": None, "path": str(folder)})
+    read = 0
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        read += sum(t.nbytes for n, t in tensors.items() if not n.startswith(EXTRA))
+    size = target_size(config, "bfloat16")
+    assert size.stored == pytest.approx(read, rel=0.03)
+    assert size.stored < 0.95 * size.bytes_of(size.total)
+
+
+def test_masks_are_counted_by_kind_of_attention():
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 6}
+    mixed = transformers.Gemma3TextConfig(num_attention_heads=2, num_key_value_heads=2, **sizes)
+    assert set(mixed.layer_types) == {"full_attention", "sliding_attention"}
+    assert target_size(mixed, "bfloat16").mask_kinds == 2
+    plain = transformers.LlamaConfig(num_attention_heads=2, **sizes)
+    assert target_size(plain, "bfloat16").mask_kinds == 1
+
+
+def test_scales_are_counted_by_group_block_row_or_tensor():
+    shape = torch.Size([3, 100, 256])
+    assert scale_count(shape, {"group_size": 32}) == 3 * 100 * 8
+    assert scale_count(shape, {"block_structure": [128, 128]}) == 3 * 1 * 2
+    assert scale_count(shape, {"strategy": "channel", "group_size": None}) == 300
+    assert scale_count(shape, {"strategy": "tensor"}) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_type": "t5"}, "encoder-decoder|no language model"),
+        ({"model_type": "bert"}, "encoder-only"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantised by 'awq'"),
+    ],
+)
+def test_what_the_stages_refuse_is_refused_while_planning(tiny_target, tmp_path, changes, sentence):
+    about = json.loads((tiny_target / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    with pytest.raises(DraftmillError, match=sentence):
+        target_config(HUB, tmp_path / "config.json")
+
+
 def test_ignored_modules_are_matched_by_name_or_pattern():
     assert is_ignored("lm_head.weight", ["lm_head"])
+    assert is_ignored("model.layers.3.mlp.gate.weight", ["model.layers.3.mlp.gate"])
+    assert not is_ignored("model.layers.31.mlp.up.weight", ["model.layers.3"])
     assert is_ignored("layers.3.self_attn.o_proj.weight", ["re:.*self_attn.*"])
     assert not is_ignored("layers.3.mlp.experts.down_proj", ["re:.*mlp\\.(gate|down)_proj.*"])
 

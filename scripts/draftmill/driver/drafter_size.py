@@ -9,6 +9,7 @@ import torch
 
 from draftmill import eagle3
 from draftmill.driver.target_size import TargetSize
+from draftmill.errors import DraftmillError
 
 FROZEN = ("embed_tokens.", "lm_head.")  # the target's, not trained
 
@@ -33,6 +34,7 @@ def drafter_size(
     """The size of a drafter of the configuration.
 
     settings: its section of `drafters`. target: the target's transformers configuration.
+    Raises DraftmillError where speculators can derive no drafter from it.
     """
     with tempfile.TemporaryDirectory() as folder:
         # speculators reads the target's configuration from a folder
@@ -40,7 +42,13 @@ def drafter_size(
         about = {"checkpoint": folder, "trust_remote_code": False, "name": size.architecture}
         slice_ = settings | {"layers": {"output_of": layers}}
         slice_["draft_vocab_size"] = min(settings["draft_vocab_size"], size.vocab)
-        config = eagle3.config_of(slice_, about, "cpu")
+        try:
+            config = eagle3.config_of(slice_, about, "cpu")
+        except (AttributeError, TypeError, ValueError) as error:  # no attention heads, for example
+            raise DraftmillError(
+                f"target: speculators can derive no EAGLE-3 drafter from model_type '{target.model_type}' "
+                f"({str(error).splitlines()[0]}), so training would stop; take another target."
+            ) from error
     with torch.device("meta"):
         model = eagle3.without_verifier(eagle3.Eagle3DraftModel(config))
     counts = {name: p.numel() for name, p in model.named_parameters()}

@@ -4,7 +4,6 @@ Everything is computed from the configuration and the target's config.json; the 
 figures in the output, since each of them leaves something out.
 """
 
-import math
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,24 +13,35 @@ from draftmill.driver.drafter_size import DrafterSize, drafter_size
 from draftmill.driver.plan import Plan
 from draftmill.driver.shard_bytes import shard_bytes
 from draftmill.driver.target_description import checkpoint_folder, target_config
+from draftmill.driver.target_jobs import (
+    ShardLoad,
+    Speeds,
+    largest_job,
+    loading_of,
+    pass_operations,
+    shard_loads,
+    streamed_bytes,
+)
 from draftmill.driver.target_size import TargetSize, checkpoint_bytes, target_size
 from draftmill.driver.token_estimate import Assumed, TokenEstimate, TokenEstimator
 from draftmill.dtype_policy import BYTES
 from draftmill.target_passes import ROOM
-from draftmill.target_skeleton import PARTS
 
-LOADING_SHARE = 0.1  # above it, jobs mostly wait for weights
 BACKWARD = 3  # forward and backward pass, in forward passes
 FORMULAS = {
     "active": "decoder layers (routed experts x experts per token / experts) + final norm + head",
     "resident extraction": "all weights + batch_tokens x (4 hidden + 2 intermediate + states x hidden)",
-    "streamed extraction": "largest layer, dequantised + 1/16 of its largest tensor of experts + embedding + "
-    "final norm + head + states in flight (attention masks of padded batches not)",
-    "states in flight": "tokens of shards_per_job of the largest shards x hidden",
+    "streamed": "largest layer, dequantised + the experts that are filled in at a time + embedding + final norm + "
+    "head + batch_tokens x (4 hidden + 2 intermediate) + states in flight + masks",
+    "states in flight": "2 x hidden x tokens of the job's shards (the largest); the gate's are gate.rows / 16 "
+    "samples of each shard, and of its longest sample twice (not counted)",
+    "attention masks": "tokens x longest sequence, one byte each, of padded batches (train sources), per kind "
+    "of attention (whole, sliding, chunked); at most",
     "training": "trained parameters x (weights + gradients + 2 moments + best weights, fp32 in mixed) + frozen "
     "embedding and head + target head + tokens_per_batch x ttt_steps x draft vocabulary x 8 bytes of logits",
     "generation": "tokens x 2 active + sequences x 2 layers x hidden x length^2",
     "extraction": "the same without the head",
+    "gate": "the same over the gate's samples",
     "training operations": "3 x ttt_steps x 2 x drafter parameters (embedding not) x tokens seen",
     "acceptance": "draft_tokens x 2 x drafter parameters (embedding not) x tokens of the test sources",
 }
@@ -45,6 +55,7 @@ class Options:
     target_config: Path | None = None
     checkpoint_gb: float | None = None
     shards_per_job: int = 1
+    gate_shards_per_job: int = 1
     read_gb_per_second: float = 1.0
     tflops: float = 100.0
 
@@ -66,15 +77,16 @@ def estimate(plan: Plan, options: Options) -> dict:
         for name, settings in config["drafters"].items()
     }
     disk = disk_use(plan, size, tokens, captures, drafters, options.shards_per_job)
+    loads = shard_loads(plan, size, tokens, estimator.limit)
     return {
         "run": config["run"],
         "target": asdict(size) | {"active": size.active, "config": where},
         "checkpoint": {"bytes": stored, "basis": basis},
         "sources": {n: asdict(e) | {"states": disk["states"][n]} for n, e in tokens.items()},
         "drafters": {name: asdict(d) for name, d in drafters.items()},
-        "memory": memory(config, size, tokens, captures, drafters, options.shards_per_job),
-        "operations": operations(plan, size, tokens, captures, drafters),
-        "loading": loading(plan, size, tokens, captures, stored, options),
+        "memory": memory(config, size, loads, captures, drafters, options),
+        "operations": operations(plan, size, tokens, loads, len(captures), drafters),
+        "loading": loading(config, size, loads, len(captures), stored, options),
         "disk": disk,
         "layers": {"eagle3": eagle3_layers(size.layers), "dflash": dflash_layers(size.layers)},
         "formulas": FORMULAS,
@@ -124,24 +136,39 @@ def tokens_of_job(tokens: dict[str, TokenEstimate], per_job: int) -> float:
     return sum(sorted(shards, reverse=True)[:per_job])
 
 
+def per_job(options: Options) -> dict[str, int]:
+    """Rule -> the shards that one of its jobs takes."""
+    return {
+        "extract_hidden_states": options.shards_per_job,
+        "gate_hidden_states": options.gate_shards_per_job,
+    }
+
+
 def memory(
     config: dict,
     size: TargetSize,
-    tokens: dict[str, TokenEstimate],
+    loads: dict[str, list[ShardLoad]],
     captures: dict[str, list[int]],
     drafters: dict[str, DrafterSize],
-    per_job: int,
+    options: Options,
 ) -> dict:
     """Bytes of accelerator (or main) memory per stage; see FORMULAS."""
     widest = max(len(layers) for layers in captures.values()) + 1
     per_token = 4 * size.hidden + 2 * size.intermediate + widest * size.hidden
     batch = config["hidden_states"]["batch_tokens"]
-    in_flight = tokens_of_job(tokens, per_job) * size.hidden
-    streamed = size.largest_layer + size.largest_experts / PARTS + size.beside_layers
+    streamed = {}
+    for rule, count in per_job(options).items():
+        job = largest_job(loads[rule], count, size)
+        masks = round(sum(shard.masks for shard in job))
+        streamed[rule] = {
+            "bytes": streamed_bytes(size, job, batch),
+            "states in flight": round(sum(shard.held(size) for shard in job)) - masks,
+            "attention masks": masks,
+        }
     training = {}
     for name, settings in config["drafters"].items():
-        found, options = drafters[name], settings["training"]
-        each = BYTES["float32" if options["precision"] == "mixed" else "bfloat16"]
+        found, settings_of = drafters[name], settings["training"]
+        each = BYTES["float32" if settings_of["precision"] == "mixed" else "bfloat16"]
         vocab = min(settings["draft_vocab_size"], size.vocab)
         training[name] = round(
             found.trained
@@ -149,29 +176,22 @@ def memory(
             * (4 + 1)  # weights, gradients, two moments; the best weights so far
             + found.frozen * each
             + vocab * size.hidden * BYTES[size.dtype]
-            + options["tokens_per_batch"] * settings["ttt_steps"] * vocab * 8
+            + settings_of["tokens_per_batch"] * settings["ttt_steps"] * vocab * 8
         )
     return {
         "resident extraction": size.bytes_of(size.total + batch * per_token),
-        "streamed extraction": size.bytes_of(streamed + in_flight),
-        "states in flight": size.bytes_of(in_flight),
+        "streamed": streamed,
         "auto is resident from": round(size.bytes_of(size.total) / ROOM),
         "training": training,
     }
-
-
-def pass_operations(size: TargetSize, found: TokenEstimate, with_head: bool) -> float:
-    """Operations of one forward pass of the target over a source's tokens."""
-    parameters = size.active_layers + (size.output if with_head else 0)
-    length = found.tokens / max(1, found.samples)
-    return found.tokens * (2 * parameters + 2 * size.layers * size.hidden * length)
 
 
 def operations(
     plan: Plan,
     size: TargetSize,
     tokens: dict[str, TokenEstimate],
-    captures: dict[str, list[int]],
+    loads: dict[str, list[ShardLoad]],
+    captures: int,
     drafters: dict[str, DrafterSize],
 ) -> dict[str, float]:
     """Floating-point operations per stage; see FORMULAS."""
@@ -184,42 +204,35 @@ def operations(
         step = 2 * drafters[name].multiplied
         train += BACKWARD * settings["ttt_steps"] * step * seen
         accept += plan.config["acceptance"]["draft_tokens"] * step * tested
-    once = sum(pass_operations(size, e, False) for e in tokens.values())
+    passed = {rule: captures * sum(s.operations for s in shards) for rule, shards in loads.items()}
     return {
-        "generation": sum(pass_operations(size, e, True) for e in generated),
-        "extraction": once * len(captures),
+        "generation": sum(pass_operations(size, e.tokens, e.samples, True) for e in generated),
+        "extraction": passed["extract_hidden_states"],
+        "gate": passed["gate_hidden_states"],
         "training": train,
         "acceptance": accept,
     }
 
 
 def loading(
-    plan: Plan,
+    config: dict,
     size: TargetSize,
-    tokens: dict[str, TokenEstimate],
-    captures: dict[str, list[int]],
+    loads: dict[str, list[ShardLoad]],
+    captures: int,
     stored: int,
     options: Options,
 ) -> dict:
-    """The share of extraction's time that goes into reading weights, and what brings it below 10 %."""
-    seconds = stored / (options.read_gb_per_second * 1e9)
-    once = sum(pass_operations(size, e, False) for e in tokens.values())
-    computing = once * len(captures) / (options.tflops * 1e12)
-
-    shards = sum(e.shards for e in tokens.values())
-
-    def share(per_job: int) -> float:
-        jobs = len(captures) * math.ceil(shards / per_job)  # a job takes shards of several sources
-        return jobs * seconds / (jobs * seconds + computing)
-
-    enough = next((n for n in range(1, shards + 1) if share(n) <= LOADING_SHARE), None)
+    """Per rule that loads the target: the share of reading weights in its time, what brings it below LIMIT
+    and what a streamed job of so many shards holds."""
+    speeds = Speeds(stored / (options.read_gb_per_second * 1e9), options.tflops * 1e12)
+    batch, rules = config["hidden_states"]["batch_tokens"], {}
+    for rule, count in per_job(options).items():
+        rules[rule] = loading_of(loads[rule], captures, count, speeds)
+        job = largest_job(loads[rule], rules[rule]["enough"] or 1, size)
+        rules[rule]["enough_bytes"] = streamed_bytes(size, job, batch)
     return {
-        "seconds": seconds,
-        "computing": computing,
-        "share": share(options.shards_per_job),
-        "shards_per_job": options.shards_per_job,
-        "enough": enough,
-        "best_share": share(shards),
+        "seconds": speeds.load,
+        "rules": rules,
         "read_gb_per_second": options.read_gb_per_second,
         "tflops": options.tflops,
     }

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 
-from draftmill.driver.estimate import LOADING_SHARE
+from draftmill.dtype_policy import BYTES
+from draftmill.job_times import LIMIT
+
+STAGES = {"extract_hidden_states": "extraction", "gate_hidden_states": "gate"}
 
 
 def text_of(found: dict) -> str:
@@ -56,7 +59,7 @@ def lines_of(found: dict) -> Iterator[str]:
 
 def target_rows(found: dict) -> list[list[str]]:
     target = found["target"]
-    size = {"bfloat16": 2, "float32": 4}[target["dtype"]]
+    size = BYTES[target["dtype"]]
 
     def row(name: str, parameters: float, note: str = "") -> list[str]:
         return [name, count_text(parameters), bytes_text(parameters * size), note]
@@ -69,6 +72,7 @@ def target_rows(found: dict) -> list[list[str]]:
         row("  largest layer", target["largest_layer"]),
         row("  head", target["head"], "" if target["head"] else "tied to the embedding"),
         row("active per token", target["active"], share),
+        ["context", str(target["context"] or "unknown"), "", "tokens"],
         *(row(f"drafter {n}", d["trained"] + d["frozen"]) for n, d in found["drafters"].items()),
     ]
 
@@ -84,13 +88,17 @@ def source_rows(found: dict) -> list[list[str]]:
 
 
 def memory_rows(found: dict) -> list[list[str]]:
-    memory, job = found["memory"], f"shards_per_job {found['loading']['shards_per_job']}"
-    rows = [
-        ["  resident extraction", memory["resident extraction"], ""],
-        ["  streamed extraction", memory["streamed extraction"], job],
-        ["    states in flight", memory["states in flight"], "of it"],
-        *([f"  training {name}", value, ""] for name, value in memory["training"].items()),
-    ]
+    memory, rules = found["memory"], found["loading"]["rules"]
+    rows = [["  resident extraction", memory["resident extraction"], ""]]
+    for rule, held in memory["streamed"].items():
+        job = f"shards_per_job {rules[rule]['shards_per_job']}"
+        rows += [
+            [f"  streamed {STAGES[rule]}", held["bytes"], job],
+            ["    states in flight", held["states in flight"], "of it"],
+        ]
+        if held["attention masks"]:
+            rows.append(["    attention masks", held["attention masks"], "of it, at most"])
+    rows += [[f"  training {name}", value, ""] for name, value in memory["training"].items()]
     return [[name, bytes_text(value), note] for name, value, note in rows]
 
 
@@ -103,26 +111,36 @@ def operation_rows(found: dict) -> list[list[str]]:
 def loading_lines(loading: dict, checkpoint: dict) -> Iterator[str]:
     yield (
         f"loading the target: {bytes_text(checkpoint['bytes'])} ({checkpoint['basis']}) at "
-        f"{loading['read_gb_per_second']:g} GB/s, {time_text(loading['seconds'])} a job, "
-        f"{loading['share']:.0%} of extraction's time"
+        f"{loading['read_gb_per_second']:g} GB/s, {time_text(loading['seconds'])} a job"
     )
-    yield (
-        f"  (--shards-per-job {loading['shards_per_job']}; {time_text(loading['computing'])} of computing "
-        f"at {loading['tflops']:g} TFLOP/s)"
+    yield from table(
+        [
+            [
+                f"  {STAGES[rule]}",
+                f"{found['share']:.0%}",
+                f"of its time; shards_per_job {found['shards_per_job']}, "
+                f"{time_text(found['computing'])} of computing",
+            ]
+            for rule, found in loading["rules"].items()
+        ]
     )
-    if loading["share"] <= LOADING_SHARE:
-        return
-    if loading["enough"]:
-        yield (
-            f"WARNING: above {LOADING_SHARE:.0%}; with {loading['enough']} shards a job it is below: "
-            f"--set-resources extract_hidden_states:shards_per_job={loading['enough']} (or in a profile, see "
-            "profiles/large-target), or a larger shard_size."
+    for rule, found in loading["rules"].items():
+        if found["share"] > LIMIT:
+            yield warning(rule, found)
+
+
+def warning(rule: str, found: dict) -> str:
+    above = f"WARNING: {STAGES[rule]} above {LIMIT:.0%}"
+    if found["enough"]:
+        return (
+            f"{above}; with {found['enough']} shards a job it is below, and a streamed job takes "
+            f"{bytes_text(found['enough_bytes'])}: --set-resources {rule}:shards_per_job={found['enough']} (or in "
+            "a profile, see profiles/large-target), or a larger shard_size."
         )
-    else:
-        yield (
-            f"WARNING: above {LOADING_SHARE:.0%}, and {loading['best_share']:.0%} even with every source in one "
-            "job; the data are few for this target: add rows, or put the checkpoint on a faster disk."
-        )
+    return (
+        f"{above}, and {found['best_share']:.1%} even with {found['most']} shards in one job; the data are few "
+        "for this target: add rows, take a larger shard_size, or put the checkpoint on a faster disk."
+    )
 
 
 def table(rows: list[list[str]]) -> Iterator[str]:

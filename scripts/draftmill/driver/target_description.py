@@ -6,6 +6,7 @@ import huggingface_hub
 import transformers
 
 from draftmill.errors import DraftmillError
+from draftmill.target_config import check_supported
 from draftmill.target_location import package_file
 
 
@@ -13,7 +14,8 @@ def target_config(target: dict, given: Path | None = None) -> tuple[object, str]
     """The target's transformers configuration, and where it was found.
 
     Looked for in this order: `given`; the checkpoint's folder; the GGUF header; the local hub cache;
-    `target.config`. Raises DraftmillError where none of them is there or none can be read.
+    `target.config`. Raises DraftmillError where none of them is there, none can be read, or the stages would
+    refuse the model.
     """
     if given is None and target["package"]:
         path = package_file(target["package"], target["gguf"])
@@ -32,6 +34,7 @@ def target_config(target: dict, given: Path | None = None) -> tuple[object, str]
             f"{path}: transformers {transformers.__version__} cannot read it ({reason}); give the "
             "config.json of a family that it knows."
         ) from None
+    check_supported(found)
     return found, str(path)
 
 
@@ -58,15 +61,29 @@ def hub_file(target: dict, name: str) -> Path | None:
 
 
 def checkpoint_folder(target: dict, root: str) -> Path | None:
-    """The folder with the target's tokenizer, where it is at hand; for a GGUF, the one that the run built.
+    """The target's folder, where it is at hand; for a GGUF, the one that the run built.
 
     root: results/{run}.
     """
     if target["path"]:
         folder = Path(target["path"])
     elif target["hub"]:
-        cached = hub_file(target, "tokenizer_config.json")
+        cached = hub_file(target, "config.json")
         folder = cached.parent if cached else None
     else:
         folder = Path(root) / "target" / "checkpoint"
+    return folder if folder and (folder / "config.json").is_file() else None
+
+
+def tokenizer_folder(target: dict, folder: Path | None) -> Path | None:
+    """The folder with the tokenizer that the stages take, where it is at hand.
+
+    folder: of the checkpoint, which has it unless the configuration names another.
+    """
+    settings = target["tokenizer"]
+    if settings["path"]:
+        folder = Path(settings["path"])
+    elif settings["hub"]:
+        cached = hub_file(settings, "tokenizer_config.json")
+        folder = cached.parent if cached else None
     return folder if folder and (folder / "tokenizer_config.json").is_file() else None

@@ -1,14 +1,23 @@
 """How large a target is: exact parameter counts from its configuration, on the meta device."""
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from draftmill.dtype_policy import BYTES
-from draftmill.target_config import quantisation, text_config
-from draftmill.target_structure import decoder_layers, final_norm, meta_model, text_decoder
+from draftmill.target_config import context_length, quantisation, text_config
+from draftmill.target_skeleton import PARTS
+from draftmill.target_structure import (
+    decoder_layers,
+    final_norm,
+    meta_model,
+    path_of,
+    text_decoder,
+)
 
 # the names under which families keep the number of routed experts, and of those that a token visits
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
@@ -19,6 +28,7 @@ EXPERTS_PER_TOKEN = (
     "moe_k",
     "top_k_experts",
 )
+MASKED = {"full_attention", "sliding_attention", "chunked_attention"}
 ROUTED = re.compile(r"(^|\.)experts\.")
 
 
@@ -32,13 +42,18 @@ class TargetSize:
     hidden: int
     intermediate: int
     vocab: int
-    context: int
+    context: int | None  # None: the configuration knows no longest sequence
+    mask_kinds: (
+        int  # attention masks that a padded batch holds: of whole, sliding or chunked attention
+    )
     dtype: str
     total: int
     embedding: int
     head: int  # of its own: 0 where it is tied to the embedding
     largest_layer: int
-    largest_experts: int  # of one fused tensor, 0 in a dense target
+    experts_part: (
+        int  # what of a fused tensor of experts is filled in at a time, 0 in a dense target
+    )
     beside_layers: int  # what text needs beside the layers: embedding, final norm, head of its own
     decoder_layers: int
     active_layers: float
@@ -80,13 +95,14 @@ def target_size(config: object, dtype: str) -> TargetSize:
         hidden=text.hidden_size,
         intermediate=max(w or 0 for w in widths),
         vocab=head.weight.shape[0],
-        context=text.max_position_embeddings,
+        context=context_length(text),
+        mask_kinds=len(MASKED.intersection(getattr(text, "layer_types", None) or [])) or 1,
         dtype=dtype,
         total=total,
         embedding=count(embedding),
         head=0 if tied else count(head),
         largest_layer=max(map(count, layers)),
-        largest_experts=max((p.numel() for p in experts_of if p.dim() > 2), default=0),
+        experts_part=max((filled_at_once(p.shape) for p in experts_of if p.dim() > 2), default=0),
         beside_layers=sum(beside.values()) - decoder,
         decoder_layers=decoder,
         active_layers=decoder - routed * (1 - share) + norm,
@@ -100,6 +116,11 @@ def count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
+def filled_at_once(experts: torch.Size) -> int:
+    """Parameters of the experts that a streamed layer's fused tensor [experts, out, in] takes in one step."""
+    return max(1, experts[0] // PARTS) * experts[1:].numel()
+
+
 def expert_share(text: object) -> tuple[float, str]:
     """The share of the routed experts that one token visits, and the sentence that says so."""
     experts = next((n for k in EXPERTS if (n := getattr(text, k, None))), None)
@@ -110,22 +131,40 @@ def expert_share(text: object) -> tuple[float, str]:
 
 
 def stored_bytes(config: object, model: nn.Module, dtype: str, total: int) -> int:
-    """Bytes of the checkpoint on disk: packed integers with one bf16 scale a group where a
-    compressed-tensors configuration says so, else every parameter in the declared dtype."""
-    found = quantisation(config) or {}
-    groups = found.get("config_groups")
-    weights = next(iter(groups.values()))["weights"] if groups else {}
-    if not weights.get("num_bits") or not weights.get("group_size"):
+    """Bytes of the checkpoint on disk, about: quantised weights with their scales where the configuration has
+    such, every other parameter in the declared dtype."""
+    found = quantisation(config)
+    if found is None:
         return total * BYTES[dtype]
-    ignored = found.get("ignore") or []
+    if found["quant_method"] == "fp8":
+        weights = {"num_bits": 8, "block_structure": found.get("weight_block_size")}
+        ignored, scale = found.get("modules_to_not_convert") or [], BYTES["float32"]
+    else:
+        weights = next(iter(found["config_groups"].values()))["weights"]
+        ignored, scale = found.get("ignore") or [], BYTES["bfloat16"]
     decoder = text_decoder(model)
-    packed = sum(
-        p.numel()
+    inside = path_of(model, decoder)
+    packed = [
+        p.shape
         for n, p in decoder.named_parameters()
-        if p.dim() > 1 and "embed" not in n and not is_router(n) and not is_ignored(n, ignored)
-    )
-    each = weights["num_bits"] / 8 + 2 / weights["group_size"]
-    return round(packed * each + (total - packed) * BYTES[dtype])
+        if p.dim() > 1 and "embed" not in n and not is_router(n)
+        if not is_ignored(f"{inside}.{n}", ignored)
+    ]
+    count = sum(shape.numel() for shape in packed)
+    each = weights["num_bits"] / 8
+    scales = sum(scale_count(shape, weights) for shape in packed)
+    return round(count * each + scales * scale + (total - count) * BYTES[dtype])
+
+
+def scale_count(shape: torch.Size, weights: dict) -> int:
+    """How many scales a weight [..., out, in] has: one for each group or block, else for each row or tensor."""
+    rows, columns = shape[-2:]
+    outer = shape[:-2].numel()
+    if block := weights.get("block_structure"):
+        return outer * math.ceil(rows / block[0]) * math.ceil(columns / block[1])
+    if group := weights.get("group_size"):
+        return outer * rows * math.ceil(columns / group)
+    return outer * (rows if weights.get("strategy") == "channel" else 1)
 
 
 def is_router(name: str) -> bool:
@@ -133,10 +172,9 @@ def is_router(name: str) -> bool:
 
 
 def is_ignored(name: str, patterns: list[str]) -> bool:
-    """Whether compressed-tensors leaves a parameter as it is: by module name, or by `re:` pattern."""
-    module = name.rpartition(".")[0] or name
+    """Whether a parameter is left as it is: by a module's path or a part of it, or by `re:` pattern."""
     return any(
-        re.match(p[3:], name) if p.startswith("re:") else module.endswith(p) for p in patterns
+        re.match(p[3:], name) if p.startswith("re:") else f".{p}." in f".{name}" for p in patterns
     )
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 from draftmill import gguf_tokenizer, raw_rows, tables, target_config, target_tokenizer
 from draftmill.conversations import MalformedRow, parse
 from draftmill.driver.plan import Plan
+from draftmill.driver.target_description import tokenizer_folder
 from draftmill.errors import DraftmillError
 from draftmill.rendering import CannotRender, Renderer
 from draftmill.stdlib_prompts import stdlib_prompts
@@ -49,13 +51,14 @@ class Assumed:
 class TokenEstimator:
     """Estimates every source of a plan.
 
-    folder: a checkpoint with the target's tokenizer, None where it is not at hand.
-    context: the target's own context length, in tokens.
+    folder: the target's checkpoint, None where it is not at hand.
+    context: the target's own context length, in tokens; None where it knows none.
     """
 
-    def __init__(self, plan: Plan, folder: Path | None, context: int, assumed: Assumed):
+    def __init__(self, plan: Plan, folder: Path | None, context: int | None, assumed: Assumed):
         self.plan, self.assumed = plan, assumed
-        self.limit = min(plan.config["target"]["max_length"] or context, context)
+        longest = (plan.config["target"]["max_length"], context)
+        self.limit = min((n for n in longest if n is not None), default=math.inf)
         self.renderer, self.lack = renderer_of(plan.config["target"], folder)
 
     def estimate(self, name: str) -> TokenEstimate:
@@ -158,8 +161,11 @@ def renderer_of(target: dict, folder: Path | None) -> tuple[Renderer | None, str
 
     folder: the checkpoint; None takes a GGUF's own tokenizer where the target is one.
     """
-    if folder is None and not target["package"]:
+    where = tokenizer_folder(target, folder)
+    if where is None and not (folder is None and target["package"]):
         return None, "tokenizer not at hand"
+    if folder is None and not target["package"]:
+        return None, "the target's end tokens not at hand"
     try:
         if folder is None:
             path = package_file(target["package"], target["gguf"])
@@ -168,8 +174,7 @@ def renderer_of(target: dict, folder: Path | None) -> tuple[Renderer | None, str
         else:
             about = {"checkpoint": str(folder), "trust_remote_code": target["trust_remote_code"]}
             settings = target["tokenizer"]
-            where = settings["path"] or str(folder)
-            tokenizer = target_tokenizer.load(where, settings["trust_remote_code"])
+            tokenizer = target_tokenizer.load(str(where), settings["trust_remote_code"])
             stop_ids = target_config.stop_ids(about)
         return Renderer(tokenizer, target["chat_template_kwargs"], stop_ids), ""
     except (DraftmillError, OSError, ValueError) as error:
