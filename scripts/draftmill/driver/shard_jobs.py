@@ -15,9 +15,8 @@ from draftmill.driver.provenance import record_of, settings_in
 from draftmill.errors import DraftmillError
 
 RESOURCE = "shards_per_job"
-MOST_SHARDS = (
-    200  # settings and paths of a job travel on one command line, which Linux ends at 128 KiB
-)
+# settings and paths of a job travel on one command line, which Linux ends at 128 KiB
+MOST_SHARDS = 200
 Shards = list[tuple[str, str, str]]  # capture, source, shard
 
 

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from draftmill.driver.plan import Plan
+from draftmill.driver.shard_jobs import MOST_SHARDS
 from draftmill.driver.target_size import TargetSize
 from draftmill.driver.token_estimate import TokenEstimate
 from draftmill.dtype_policy import BYTES
 from draftmill.job_times import LIMIT
-from draftmill.state_checks import ROWS_PER_SAMPLE
-
-MOST_SHARDS = 200  # per job: the settings of all of them travel on its command line
+from draftmill.layer_inputs import ROWS_PER_SAMPLE
 
 
 @dataclass(frozen=True)
