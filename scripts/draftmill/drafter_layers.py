@@ -13,6 +13,7 @@ from draftmill.errors import DraftmillError
 from draftmill.target_config import config_of, context_length, text_config
 
 SLIDING_WINDOW = 2048  # unused: every layer is listed as full attention
+HEAD_DIM = 64  # of a drafter for a target without attention heads of its own
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 
 
@@ -48,8 +49,9 @@ def _made(folder: str, layers: int, trust_remote_code: bool) -> PretrainedConfig
 
 def completed(text: PretrainedConfig) -> LlamaConfig:
     """The target's sizes under Llama's names, with Llama's defaults for what it lacks."""
-    heads = text.num_attention_heads
-    heads = heads if isinstance(heads, int) and text.hidden_size % heads == 0 else 1
+    heads = getattr(text, "num_attention_heads", None)
+    if not isinstance(heads, int) or text.hidden_size % heads:  # none, or one number per layer
+        heads = max(1, text.hidden_size // HEAD_DIM)
     shared = getattr(text, "num_key_value_heads", None)
     inner = getattr(text, "intermediate_size", None)
     rope = getattr(text, "rope_parameters", None)
