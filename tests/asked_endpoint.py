@@ -16,10 +16,12 @@ def answers(road: MiniRoad, source: str = "judge") -> list[dict]:
     return tables.read(road.table("responses", source))
 
 
-def refusal(asked, reply, **settings) -> str:
+def refusal(asked, reply, endpoint: FakeEndpoint | None = None, **settings) -> str:
     """The sentence with which the job ends; no table is left."""
-    with serving(FakeEndpoint(reply)) as endpoint, pytest.raises(DraftmillError) as caught:
+    endpoint = endpoint or FakeEndpoint(reply)
+    with serving(endpoint), pytest.raises(DraftmillError) as caught:
         asked(endpoint, **settings)
     assert not list(Path("results/tiny/responses").rglob("*"))
     assert "\n" not in str(caught.value)
+    assert endpoint.url in str(caught.value)
     return str(caught.value)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-Reply = tuple[int, dict]
+Reply = tuple[int, object]  # bytes are sent as they are, all else as JSON
 
 
 def completion(body: dict, ids: list[int], reason: str = "stop", **choice) -> Reply:
@@ -42,8 +42,15 @@ def in_turn(*replies):
 class FakeEndpoint:
     """Answers every request by `reply(body)`; keeps what it was sent, and counts what was under way."""
 
-    def __init__(self, reply: Callable[[dict], Reply], models: tuple[str, ...] | None = ("tiny",)):
+    def __init__(
+        self,
+        reply: Callable[[dict], Reply],
+        models: tuple[str, ...] | None = ("tiny",),
+        listed: object = ...,
+        content_type: str = "application/json",
+    ):
         self.reply, self.models = reply, models
+        self.listed, self.content_type = listed, content_type
         self.bodies: list[dict] = []
         self.authorizations: list[str | None] = []
         self.lock = threading.Lock()
@@ -51,6 +58,8 @@ class FakeEndpoint:
         self.url = ""
 
     def list_models(self) -> Reply:
+        if self.listed is not ...:  # whatever it is
+            return 200, self.listed
         if self.models is None:
             return failure(404, "Not Found")
         return 200, {"object": "list", "data": [{"id": m, "object": "model"} for m in self.models]}
@@ -85,10 +94,10 @@ def serving(endpoint: FakeEndpoint) -> Iterator[FakeEndpoint]:
             known = self.path == "/v1/completions"
             self.send(*(endpoint.complete(body) if known else failure(404, "Not Found")))
 
-        def send(self, status: int, value: dict) -> None:
-            content = json.dumps(value).encode()
+        def send(self, status: int, value: object) -> None:
+            content = value if isinstance(value, bytes) else json.dumps(value).encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", endpoint.content_type)
             self.send_header("Content-Length", str(len(content)))
             self.send_header(
                 "retry-after-ms", "10"

@@ -68,6 +68,24 @@ def test_no_error_repeats_the_key_or_its_beginning(asked, monkeypatch, capfd, st
         assert "Bad key: [key]***, [key]" in found
 
 
+@pytest.mark.parametrize(
+    ("reply", "listed"),
+    [
+        (lambda body: (200, f"<html>{KEY}".encode()), ...),
+        (lambda body: (200, b"<html>" + b" " * 40 + f"{KEY[:9]}".encode()), ...),
+        (lambda body: completion(body, [9], stop_reason=KEY), ...),
+        (lambda body: completion(body, [9], KEY), ...),
+        (None, f"<html>{KEY}".encode()),
+        (None, {"data": [{"id": KEY}, {"id": "tiny"}]}),
+    ],
+)
+def test_no_refused_response_repeats_the_key(asked, monkeypatch, reply, listed):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    found = refusal(asked, None, FakeEndpoint(reply, listed=listed))
+    assert KEY[:6] not in found
+    assert "[key]" in found
+
+
 @pytest.mark.parametrize("key", ["", "abc"])
 def test_a_message_without_the_key_stays_as_it_is(asked, monkeypatch, key):
     monkeypatch.setenv("OPENAI_API_KEY", key)
@@ -97,6 +115,30 @@ def test_a_model_that_is_not_served_is_named_beside_those_that_are(asked, models
     with serving(endpoint), pytest.raises(DraftmillError) as caught:
         asked(endpoint, model=wanted)
     assert expected in str(caught.value)
+    assert not endpoint.bodies
+
+
+HTML = b"<!DOCTYPE html>\n<html><body>Welcome</body></html>"
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/html"])
+@pytest.mark.parametrize("wanted", ["tiny", None])
+@pytest.mark.parametrize(
+    "listed",
+    [
+        *(HTML, b"\xff\xfe", b"", [], [{"id": "tiny"}], "tiny", None, 5, {}),
+        *({"data": value} for value in ("x", None, {}, ["tiny"], [None], [{}], [{"id": 5}])),
+    ],
+)
+def test_a_list_of_models_that_cannot_be_read_ends_with_a_sentence(
+    asked, listed, wanted, content_type
+):
+    endpoint = FakeEndpoint(
+        lambda body: completion(body, [9, END]), listed=listed, content_type=content_type
+    )
+    found = refusal(asked, None, endpoint, model=wanted)
+    assert "the list of models: " in found
+    assert "cannot be read as a list of models (" in found
     assert not endpoint.bodies
 
 

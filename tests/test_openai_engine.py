@@ -86,11 +86,11 @@ def test_what_follows_takes_the_answers_as_any_others(asked):
     [
         ([9, 8], {}, [9, 8, END], "stop"),
         ([9, 8], {"stop_reason": END}, [9, 8, END], "stop"),
-        ([9, 8], {"stop_reason": 5}, [9, 8, END], "stop"),
         ([9, 8, END], {}, [9, 8, END], "stop"),
         ([9] * 24, {"finish_reason": "length"}, [9] * 24, "length"),
         ([9, END, 8], {"finish_reason": "length"}, [9, END], "stop"),  # the server knows fewer ends
         ([], {}, [END], "stop"),
+        ([9] * 24, {}, [9] * 24, "length"),  # an end beyond the limit is not kept
     ],
 )
 def test_the_end_token_stands_once_at_the_end_of_a_finished_answer(
@@ -136,6 +136,28 @@ def test_a_server_without_token_ids_gives_text_that_is_tokenized_and_counted(ask
     assert all(row["response_ids"].count(END) == 1 for row in found)
     road.tokenize_conversations("judge")
     assert tables.read(road.table("tokens", "judge"))
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_a_text_with_more_tokens_here_than_in_the_engine_is_cut_at_the_limit(asked, reason):
+    def reply(body):
+        return completion(body, [9] * 24, reason, text="river stone " * 40, token_ids=None)
+
+    with serving(FakeEndpoint(reply)) as endpoint:
+        road = asked(endpoint)
+    found = answers(road)
+    assert [len(row["response_ids"]) for row in found] == [24] * 3
+    assert {row["finish_reason"] for row in found} == {"length"}
+
+
+def test_what_a_server_leaves_out_or_adds_changes_nothing(asked):
+    def reply(body):
+        status, found = completion(body, [9, END], matched_stop=END, logprobs={"tokens": ["a"]})
+        return status, found | {"usage": None, "metadata": [1.5]}
+
+    with serving(FakeEndpoint(reply, content_type="text/plain")) as endpoint:
+        found = answers(asked(endpoint))
+    assert [row["response_ids"] for row in found] == [[9, END]] * 3
 
 
 def test_the_record_names_engine_and_model_and_holds_no_time(asked):

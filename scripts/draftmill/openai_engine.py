@@ -8,7 +8,7 @@ tokenized here, and such answers are counted, since their ids may differ from th
 import asyncio
 import time
 
-from draftmill.endpoint import Endpoint, TooLong
+from draftmill.endpoint import Choice, Completion, Endpoint, TooLong
 from draftmill.errors import DraftmillError
 from draftmill.generation import Task
 
@@ -44,6 +44,8 @@ class Engine:
         self.task = task
         self.endpoint = Endpoint(task.options)
         self.stop_ids = task.manifest["stop_ids"]
+        self.vocabulary = min(task.manifest["vocab_size"], task.manifest["embedding_rows"])
+        self.limit = task.settings["max_new_tokens"]
         self.progress = Progress(len(task.prompts), task.options["concurrency"])
         self.retokenized = 0
         self.found: dict[int, dict] = {}
@@ -78,14 +80,8 @@ class Engine:
             response = await self.endpoint.complete(
                 where, self.extra_body(), model=model, **self.request(row)
             )
-            choice = (getattr(response, "choices", None) or [None])[0]
-            if choice is None:
-                raise DraftmillError(
-                    f"{where}: {self.endpoint.url} answers without a choice; responses.openai.base_url must "
-                    "be the root of an OpenAI-compatible API, most often ending in /v1."
-                )
-            self.check_prompt(where, self.task.prompts[row], choice, response)
-            answer = self.answer_of(where, choice)
+            self.check_prompt(where, self.task.prompts[row], response)
+            answer = self.answer_of(where, response.choices[0])
             self.check_length(answer, response)
         except TooLong as error:
             self.task.skip(row, str(error))
@@ -98,7 +94,7 @@ class Engine:
         settings = self.task.settings
         request = {
             "prompt": self.task.prompts[row],
-            "max_tokens": settings["max_new_tokens"],
+            "max_tokens": self.limit,
             "temperature": settings["temperature"],
             "top_p": settings.get("top_p", 1.0),
             "n": 1,
@@ -119,53 +115,80 @@ class Engine:
         fields = NEUTRAL | own["extra_body"] if sampled else own["extra_body"] | NEUTRAL
         return fields | AS_IS | {"stop_token_ids": self.stop_ids}
 
-    def check_prompt(self, where: str, sent: list[int], choice, response) -> None:
+    def check_prompt(self, where: str, sent: list[int], response: Completion) -> None:
         """Refuses an answer to other ids than were sent: all that follows would be conditioned on them."""
-        used = getattr(choice, "prompt_token_ids", None)
-        count = len(used) if used is not None else getattr(response.usage, "prompt_tokens", None)
-        if (used is not None and list(used) != sent) or count not in (None, len(sent)):
+        used = response.choices[0].prompt_token_ids
+        counted = response.usage.prompt_tokens if response.usage else None
+        count = len(used) if used is not None else counted
+        if (used is not None and used != sent) or count not in (None, len(sent)):
             raise DraftmillError(
                 f"{where}: {self.endpoint.url} answered a prompt of {count} tokens that is not the one of "
                 f"{len(sent)} tokens sent; the server adds or cuts tokens: serve the target with its own "
                 "tokenizer, and without truncation of prompts."
             )
 
-    def answer_of(self, where: str, choice) -> dict:
-        """The ids up to the first end token, which is added where the server leaves it out."""
-        reason, matched = choice.finish_reason, stop_of(choice)
-        if reason not in ("stop", "length") or isinstance(matched, str):
-            cause = (
-                f"at the stop string {matched!r}"
-                if isinstance(matched, str)
-                else f"with {reason!r}"
-            )
-            raise DraftmillError(
-                f"{where}: {self.endpoint.url} ended the answer {cause}, where only an end token or the "
-                "length limit may end it; switch the filter, tool or stop string off, or take the row out."
-            )
-        ids = getattr(choice, "token_ids", None)
+    def answer_of(self, where: str, choice: Choice) -> dict:
+        """The ids up to the first end token, which is added where the server leaves it out.
+
+        A text may have more tokens here than in the engine; those beyond the limit are cut off.
+        """
+        self.check_end(where, choice)
+        ids = choice.token_ids
         if ids is None:
             self.retokenized += 1
             ids = self.task.tokenizer(choice.text, add_special_tokens=False)["input_ids"]
-        if ids and max(ids) >= self.task.manifest["vocab_size"]:
+        elif len(ids) > self.limit:
             raise DraftmillError(
-                f"{where}: {self.endpoint.url} answers with the token id {max(ids)}, but the target has "
-                f"{self.task.manifest['vocab_size']} tokens: another model is served there."
+                f"{where}: {self.endpoint.url} answers with {len(ids)} token ids where max_tokens: "
+                f"{self.limit} was sent (responses.max_new_tokens); use a server that keeps to it."
             )
+        self.check_ids(where, ids)
         end = next((i for i, token in enumerate(ids) if token in self.stop_ids), None)
         if end is not None:
-            return {"response_ids": list(ids[: end + 1]), "finish_reason": "stop"}
-        added = [self.end_token(matched)] if reason == "stop" else []
-        return {"response_ids": [*ids, *added], "finish_reason": reason}
+            ids = ids[: end + 1]
+        elif choice.finish_reason == "stop":
+            ids = [*ids, self.end_token(choice.stop)]
+        ids = ids[: self.limit]
+        ended = bool(ids) and ids[-1] in self.stop_ids
+        return {"response_ids": ids, "finish_reason": "stop" if ended else "length"}
 
-    def check_length(self, answer: dict, response) -> None:
+    def check_end(self, where: str, choice: Choice) -> None:
+        """Refuses an answer that something else ended than an end of the target or the limit."""
+        reason, matched = choice.finish_reason, choice.stop
+        if isinstance(matched, str):
+            cause = f"at the stop string {self.endpoint.quotable(repr(matched))}"
+        elif matched is not None and matched not in self.stop_ids:
+            cause = f"at the token {matched}, which is no end of the target"
+        elif reason not in ("stop", "length"):
+            cause = f"with {self.endpoint.quotable(repr(reason))}"
+        else:
+            return
+        raise DraftmillError(
+            f"{where}: {self.endpoint.url} ended the answer {cause}, where only an end token "
+            f"({', '.join(map(str, self.stop_ids))}) or the length limit may end it; switch the filter, tool, "
+            "stop token or stop string off, or take the row out."
+        )
+
+    def check_ids(self, where: str, ids: list[int]) -> None:
+        """Refuses ids that the target does not have."""
+        unknown = next((token for token in ids if not 0 <= token < self.vocabulary), None)
+        if unknown is not None:
+            raise DraftmillError(
+                f"{where}: {self.endpoint.url} answers with the token id {unknown}, but the target has "
+                f"{self.vocabulary} tokens: another model is served there."
+            )
+
+    def check_length(self, answer: dict, response: Completion) -> None:
         """Refuses an answer that ended before its limit: a server whose context is full says no more
         than "length"."""
-        limit = self.task.settings["max_new_tokens"]
-        count = getattr(response.usage, "completion_tokens", None)
-        if answer["finish_reason"] == "length" and count is not None and count < limit:
+        choice, made = response.choices[0], answer["response_ids"]
+        if "stop" in (choice.finish_reason, answer["finish_reason"]):
+            return
+        counted = response.usage.completion_tokens if response.usage else None
+        count = len(made) if choice.token_ids is not None or not made else counted
+        if count is not None and count < self.limit:
             raise TooLong(
-                f"the context of {self.endpoint.url} ended the answer after {count} of {limit} tokens "
+                f"the context of {self.endpoint.url} ended the answer after {count} of {self.limit} tokens "
                 "(responses.max_new_tokens)"
             )
 
@@ -175,12 +198,6 @@ class Engine:
             if token in self.stop_ids:
                 return token
         return self.stop_ids[0]
-
-
-def stop_of(choice) -> int | str | None:
-    """What stopped the answer, where the server says so (vLLM: stop_reason, SGLang: matched_stop)."""
-    named = getattr(choice, "stop_reason", None)
-    return getattr(choice, "matched_stop", None) if named is None else named
 
 
 class Progress:
