@@ -38,8 +38,8 @@ FAULTS = [
     ),
     (
         "scripts/draftmill/target_model.py",
-        "        dtype=DTYPES[dtype],\n        device_map",
-        "        dtype=torch.float32,\n        device_map",
+        "            dtype=config.dtype,",
+        "            dtype=torch.float32,",
         "hidden_states/low/judge/00000.parquet",
         "target weights",
     ),

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from draftmill import shard_layout
+from draftmill.dtype_policy import Ledger
 from draftmill.errors import DraftmillError
 from draftmill.layer_inputs import picked_rows
 from draftmill.shard_reader import Shard
@@ -15,8 +16,8 @@ from draftmill.shard_reader import Shard
 class Tally:
     """Compares the rows of one shard; `checked` gives the figures or stops."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, ledger: Ledger):
+        self.path, self.ledger = path, ledger
         self.equal = self.total = 0
         self.errors: dict[str, list[float]] = {}
         self.nearest: dict[str, int] = {}
@@ -28,10 +29,8 @@ class Tally:
         columns |= {shard_layout.LAST: own["last"]}
         found = shard.read(index, ["input_ids", *columns])
         rows = picked_rows(len(found["input_ids"]))
-        states = found[shard_layout.LAST][None, rows].to(head.lm_head.weight.device)
-        self.equal += int((head(states)[0].argmax(-1).cpu() == own["argmax"]).sum())
-        self.total += len(rows)
         for name, layer in columns.items():
+            self.ledger.expect("hidden states as read", found[name].dtype, shard.dtype)
             if layer not in own["states"]:
                 raise DraftmillError(
                     f"{self.path}: what follows the output of layer {layer} does not run on text alone, so "
@@ -48,6 +47,9 @@ class Tally:
             self.worst = max(self.worst, (float(error.median()), index, name))
             closest = torch.stack(list(distance.values())).amin(0)
             self.nearest[name] = self.nearest.get(name, 0) + int((distance[layer] <= closest).sum())
+        states = found[shard_layout.LAST][None, rows].to(head.lm_head.weight.device)
+        self.equal += int((head(states)[0].argmax(-1).cpu() == own["argmax"]).sum())
+        self.total += len(rows)
 
     def checked(self, settings: dict) -> dict:
         """Raises DraftmillError below the thresholds of hidden_states.gate."""
