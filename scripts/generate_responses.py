@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from draftmill import tables, target_manifest, target_tokenizer
+from draftmill import tables, target_manifest
 from draftmill.generation import Task
-from draftmill.rendering import CannotRender, Renderer
+from draftmill.rendering import CannotRender, renderer_of
 from draftmill.skips import Skips
 from draftmill.stage import Stage
 
@@ -39,13 +39,7 @@ def generate(stage: Stage, target: Path, prompts: Path, engine: dict, output: Pa
     manifest = target_manifest.read_manifest(target)
     stage.expect("target", target, manifest["fingerprint"])
     stage.expect("prompts", prompts, tables.record_of(prompts)["fingerprint"])
-    tokenizer = target_tokenizer.tokenizer_of(manifest)
-    renderer = Renderer(
-        tokenizer,
-        settings["chat_template_kwargs"],
-        manifest["stop_ids"],
-        manifest["embedding_rows"],
-    )
+    renderer = renderer_of(manifest, settings["chat_template_kwargs"])
     limit = target_manifest.length_limit(manifest, settings["max_length"])
     skips = Skips(settings["on_malformed"])
 
@@ -70,7 +64,7 @@ def generate(stage: Stage, target: Path, prompts: Path, engine: dict, output: Pa
             )
             continue
         rendered[row["row"]] = ids
-    task = Task(rendered, settings, manifest, tokenizer, where, skip, engine)
+    task = Task(rendered, settings, manifest, renderer.tokenizer, where, skip, engine)
     answers, details = engine_of(settings["backend"])(task)
     rows = [{"row": row, "prompt_ids": rendered[row], **answers[row]} for row in sorted(answers)]
     tokens = sum(len(row["response_ids"]) for row in rows)

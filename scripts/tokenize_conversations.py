@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from draftmill import tables, target_manifest, target_tokenizer
+from draftmill import tables, target_manifest
 from draftmill.errors import DraftmillError
-from draftmill.rendering import CannotRender, Renderer, Sample
+from draftmill.rendering import CannotRender, Renderer, Sample, renderer_of
 from draftmill.skips import Skips
 from draftmill.stage import Stage
 
@@ -51,13 +51,7 @@ def tokenize(
         stage.expect("responses", responses, record["fingerprint"])
         answers = {row["row"]: row for row in tables.read(responses)}
         skipped += record["skipped"]
-    tokenizer = target_tokenizer.tokenizer_of(manifest)
-    renderer = Renderer(
-        tokenizer,
-        settings["chat_template_kwargs"],
-        manifest["stop_ids"],
-        manifest["embedding_rows"],
-    )
+    renderer = renderer_of(manifest, settings["chat_template_kwargs"])
     limit = target_manifest.length_limit(manifest, settings["max_length"])
     skips = Skips(settings["on_malformed"])
     rows, cut = [], 0

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import families
 from draftmill import checkpoint_files, tensor_files
@@ -35,7 +34,7 @@ class Edited:
 
     def tensors(self, change: Callable[[Tensors], None]) -> "Edited":
         """Writes the tensors anew, with their index, after `change`."""
-        found = {k: v for file in self.files() for k, v in load_file(file).items()}
+        found = families.tensors_of(self.folder)
         for file in self.files():
             file.unlink()
         change(found)

@@ -92,6 +92,11 @@ def saved(model: PreTrainedModel) -> tuple[dict, dict[str, torch.Tensor]]:
         return config, load_file(Path(folder) / "model.safetensors")
 
 
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """name on disk -> tensor, of all safetensors files of a folder."""
+    return {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
+
+
 def write_shards(tensors: dict[str, torch.Tensor], folder: Path) -> None:
     split = split_torch_state_dict_into_shards(tensors, max_shard_size=SHARD_SIZE)
     for file, keys in split.filename_to_tensors.items():

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
@@ -22,23 +21,6 @@ from family_layouts import block_fp8
 
 NAMES = ["deepseek_v3_fp8", "llama_fp8", "llama_int4"]
 Tensors = dict[str, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """name -> its folder, made once."""
-    made = {}
-
-    def folder(name: str) -> Path:
-        if name not in made:
-            made[name] = families.make(name, tmp_path_factory.mktemp("families") / name)
-        return made[name]
-
-    return folder
-
-
-def on_disk(folder: Path) -> Tensors:
-    return {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
 
 
 def by_formula(tensors: Tensors) -> Tensors:
@@ -89,11 +71,11 @@ def loaded(folder: Path, backend: str) -> torch.nn.Module:
 
 @pytest.mark.parametrize("backend", ["resident", "streamed"])
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_are_number_times_scale(name, backend, checkpoint):
-    weights = by_formula(on_disk(checkpoint(name)))
+def test_weights_are_number_times_scale(name, backend, family):
+    weights = by_formula(families.tensors_of(family(name)))
     found = {
         k: p
-        for k, p in loaded(checkpoint(name), backend).named_parameters()
+        for k, p in loaded(family(name), backend).named_parameters()
         if ".layers." in k and p.dim() > 1 and not k.endswith("_scale")
     }
     assert len(found) >= 40
@@ -102,12 +84,12 @@ def test_weights_are_number_times_scale(name, backend, checkpoint):
 
 
 @pytest.mark.parametrize("backend", ["resident", "streamed"])
-def test_activations_are_not_rounded(backend, checkpoint):
+def test_activations_are_not_rounded(backend, family):
     states = torch.randn(3, 128).to(torch.bfloat16)
-    ours = loaded(checkpoint("llama_fp8"), backend).model.layers[0].mlp.down_proj
+    ours = loaded(family("llama_fp8"), backend).model.layers[0].mlp.down_proj
     assert torch.equal(ours(states), linear(states, ours.weight))
     # as served they are, and transformers would round them as well
-    model = AutoModelForCausalLM.from_pretrained(checkpoint("llama_fp8"), dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(family("llama_fp8"), dtype=torch.bfloat16)
     model(input_ids=torch.zeros(1, 1, dtype=torch.long))  # dequantises
     theirs = model.model.layers[0].mlp.down_proj
     assert torch.equal(theirs.weight, ours.weight)
@@ -136,8 +118,8 @@ def quantisation_of(folder: Path) -> dict:
     return json.loads((folder / "config.json").read_text())["quantization_config"]
 
 
-def test_a_format_that_is_told_by_its_activations_stays_what_it_is(checkpoint):
-    found = quantisation_of(checkpoint("llama_fp8"))
+def test_a_format_that_is_told_by_its_activations_stays_what_it_is(family):
+    found = quantisation_of(family("llama_fp8"))
     group = found["config_groups"]["group_0"]
     for args in (group["weights"], group["input_activations"]):
         args |= {"type": "int"}
@@ -146,8 +128,8 @@ def test_a_format_that_is_told_by_its_activations_stays_what_it_is(checkpoint):
     assert ours["input_activations"] is None
 
 
-def test_a_quantised_cache_is_left_as_computed(checkpoint):
-    found = quantisation_of(checkpoint("llama_int4"))
+def test_a_quantised_cache_is_left_as_computed(family):
+    found = quantisation_of(family("llama_int4"))
     args = found["config_groups"]["group_0"]["weights"] | {"strategy": "tensor", "group_size": None}
     assert weights_only(found | {"kv_cache_scheme": args})["kv_cache_scheme"] is None
 
@@ -159,6 +141,6 @@ def test_a_quantised_cache_is_left_as_computed(checkpoint):
         ({"quantization_status": "frozen"}, "quantization_status' is 'frozen', so its weights are"),
     ],
 )
-def test_what_transformers_would_ignore_is_refused_by_its_key(change, sentence, checkpoint):
+def test_what_transformers_would_ignore_is_refused_by_its_key(change, sentence, family):
     with pytest.raises(DraftmillError, match=re.escape(sentence)):
-        weights_only(quantisation_of(checkpoint("llama_int4")) | change)
+        weights_only(quantisation_of(family("llama_int4")) | change)

@@ -75,23 +75,6 @@ HUB_KEYS = {  # embedding first, then the head where there is one
 HEADS = {"lm_head.weight", "language_model.lm_head.weight"}
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """name -> its folder, made once."""
-    made = {}
-
-    def folder(name: str) -> Path:
-        if name not in made:
-            made[name] = families.make(name, tmp_path_factory.mktemp("families") / name)
-        return made[name]
-
-    return folder
-
-
-def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
-    return {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
-
-
 def config_of(folder: Path) -> PreTrainedConfig:
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if folder.name == "kimi_k25_int4":
@@ -123,8 +106,8 @@ def test_every_family_has_its_layout_written_down():
 
 
 @pytest.mark.parametrize("name", families.NAMES)
-def test_a_checkpoint_loads_whole_and_its_text_varies(checkpoint, name):
-    folder = checkpoint(name)
+def test_a_checkpoint_loads_whole_and_its_text_varies(family, name):
+    folder = family(name)
     assert classes(folder)
     for auto in reversed(classes(folder)):
         model, told = load(auto, folder)
@@ -142,8 +125,8 @@ def test_a_checkpoint_loads_whole_and_its_text_varies(checkpoint, name):
 
 
 @pytest.mark.parametrize("name", families.NAMES)
-def test_the_files_hold_the_keys_of_the_hub(checkpoint, name):
-    folder = checkpoint(name)
+def test_the_files_hold_the_keys_of_the_hub(family, name):
+    folder = family(name)
     files = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     assert set(HUB_KEYS[name]) <= set(files)
     assert HEADS & set(files) == HEADS & set(HUB_KEYS[name])
@@ -154,17 +137,17 @@ def test_the_files_hold_the_keys_of_the_hub(checkpoint, name):
 
 
 @pytest.mark.parametrize("name", families.NAMES)
-def test_no_parameter_is_left_as_a_constant(checkpoint, name):
-    for key, value in tensors_of(checkpoint(name)).items():
+def test_no_parameter_is_left_as_a_constant(family, name):
+    for key, value in families.tensors_of(family(name)).items():
         if value.numel() > 1 and not key.endswith("weight_shape"):
             assert value.float().unique().numel() > 1, key
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_fp8", "kimi_k25_int4"])
-def test_the_same_name_gives_the_same_tensors_whatever_was_drawn_before(checkpoint, name, tmp_path):
-    once = tensors_of(checkpoint(name))
+def test_the_same_name_gives_the_same_tensors_whatever_was_drawn_before(family, name, tmp_path):
+    once = families.tensors_of(family(name))
     torch.rand(3)
-    again = tensors_of(families.make(name, tmp_path / name))
+    again = families.tensors_of(families.make(name, tmp_path / name))
     assert once.keys() == again.keys()
     # bytes, since FP8 has no comparison
     assert all(torch.equal(once[k].view(torch.uint8), again[k].view(torch.uint8)) for k in once)
@@ -177,9 +160,9 @@ def test_making_a_checkpoint_leaves_the_random_state_alone(tmp_path):
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_the_fp8_checkpoint_holds_the_weights_of_the_bf16_one(checkpoint):
-    exact, _ = load(AutoModelForImageTextToText, checkpoint("qwen3_5_mtp"))
-    coarse, _ = load(AutoModelForImageTextToText, checkpoint("qwen3_5_fp8"))
+def test_the_fp8_checkpoint_holds_the_weights_of_the_bf16_one(family):
+    exact, _ = load(AutoModelForImageTextToText, family("qwen3_5_mtp"))
+    coarse, _ = load(AutoModelForImageTextToText, family("qwen3_5_fp8"))
     layer = "model.language_model.layers.0.linear_attn.{}.weight"
     expected, found = exact.state_dict(), coarse.state_dict()
     for key in (layer.format("in_proj_qkv"), layer.format("out_proj")):
@@ -188,9 +171,9 @@ def test_the_fp8_checkpoint_holds_the_weights_of_the_bf16_one(checkpoint):
     assert torch.equal(found[layer.format("in_proj_a")], expected[layer.format("in_proj_a")])
 
 
-def test_the_int4_checkpoint_holds_the_weights_of_the_bf16_one(checkpoint):
-    coarse, _ = load(AutoModelForImageTextToText, checkpoint("kimi_k25_int4"))
-    exact, _ = load(AutoModelForImageTextToText, checkpoint("kimi_k25"))
+def test_the_int4_checkpoint_holds_the_weights_of_the_bf16_one(family):
+    coarse, _ = load(AutoModelForImageTextToText, family("kimi_k25_int4"))
+    exact, _ = load(AutoModelForImageTextToText, family("kimi_k25"))
     experts = "model.language_model.layers.1.mlp.experts.down_proj"
     expected, found = exact.state_dict()[experts].float(), coarse.state_dict()[experts].float()
     groups = expected.view(*expected.shape[:-1], -1, GROUP).abs().amax(-1)

@@ -1,5 +1,7 @@
 """A sample's stored states are those of the sample alone, whatever it was batched with."""
 
+import json
+
 import pytest
 import torch
 
@@ -85,7 +87,7 @@ def test_no_sample_is_padded_into_other_rotary_angles(longrope):
 
 def test_the_gate_does_not_take_other_rotary_angles_for_a_look_into_the_future(longrope):
     longrope.extract_hidden_states("learn")
-    longrope.gate_hidden_states("learn")
+    assert json.loads(longrope.gate_hidden_states("learn").read_text())["agreement"] == 1
 
 
 def test_the_gate_names_a_sample_that_was_padded_into_other_rotary_angles(longrope, monkeypatch):

@@ -62,4 +62,8 @@ def test_a_tied_flag_beside_an_equal_head_is_no_contradiction(edited, family_nam
         (embedding,) = [key for key in tensors if key.endswith("embed_tokens.weight")]
         tensors[HEADS[family_name]] = tensors[embedding].clone()
 
-    edited(family_name).config(flagged(True, True)).tensors(equal).road().prepare_target()
+    checkpoint = edited(family_name).config(flagged(True, True)).tensors(equal)
+    road = checkpoint.road()
+    road.prepare_target()
+    tensors = checkpoint.head(road)
+    assert torch.equal(tensors["lm_head.weight"], tensors["embed_tokens.weight"])

@@ -11,7 +11,7 @@ from draftmill.atomic import read_json
 
 Json = dict
 LIMIT = 0.10  # share of loading in the jobs' time above which a warning says what to change
-LOADS_TARGET = ("extract_hidden_states", "gate_hidden_states")  # rules that write loading files
+LOADS_TARGET = ("extract_hidden_states", "gate_hidden_states")  # whose jobs may take several shards
 
 
 def timings(logs: Path, settings: Json, runs: list[Json]) -> list[Json]:

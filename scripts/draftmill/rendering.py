@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import jinja2
 import transformers
 
+from draftmill import target_tokenizer
 from draftmill.errors import DraftmillError
 
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\b")
@@ -143,3 +144,9 @@ class Renderer:
                 mask[start : len(ids)] = [1] * (len(ids) - start)
         ids, mask = self._cut(prompt + answer, mask + [1] * len(answer))
         return Sample(len(messages), ids, mask, len(prompt))
+
+
+def renderer_of(manifest: dict, template_kwargs: dict) -> Renderer:
+    """The renderer of a prepared target."""
+    tokenizer = target_tokenizer.tokenizer_of(manifest)
+    return Renderer(tokenizer, template_kwargs, manifest["stop_ids"], manifest["embedding_rows"])

@@ -83,10 +83,16 @@ class Streamed:
             missing_keys={n for n in tied if n not in skeleton.gathered}, recompute_mapping=False
         )
         inside = path_of(model, text_decoder(model))
-        for name, tensor in text_decoder(model).state_dict(prefix=f"{inside}.").items():
-            if tensor.is_meta and not name.startswith(skeleton.layers_path):
+        found = text_decoder(model).state_dict(prefix=f"{inside}.")
+        self._refuse_missing(
+            {n: t for n, t in found.items() if not n.startswith(skeleton.layers_path)}
+        )
+
+    def _refuse_missing(self, tensors: dict[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if tensor.is_meta:
                 raise DraftmillError(
-                    f"{skeleton.folder}: {name} could not be loaded by itself, so this family needs the "
+                    f"{self.skeleton.folder}: {name} could not be loaded by itself, so this family needs the "
                     "resident backend."
                 )
 
@@ -98,14 +104,10 @@ class Streamed:
 
     def load(self, index: int) -> None:
         began = time.monotonic()
+        layer, path = self.layers[index], f"{self.skeleton.layers_path}{index}."
         self.skeleton.load(self.skeleton.of_layer(index))
-        for name, tensor in self.layers[index].state_dict().items():
-            if tensor.is_meta:
-                raise DraftmillError(
-                    f"{self.skeleton.folder}: {name} of decoder layer {index} could not be loaded by "
-                    "itself, so this family needs the resident backend."
-                )
-        self._widen_and_check(self.layers[index], f"{self.skeleton.layers_path}{index}.")
+        self._refuse_missing(layer.state_dict(prefix=path))
+        self._widen_and_check(layer, path)
         self.seconds_loading += time.monotonic() - began
 
     def free(self, index: int) -> None:

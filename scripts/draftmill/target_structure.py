@@ -44,9 +44,8 @@ def _on_meta(auto: type, config: PretrainedConfig, trust_remote_code: bool) -> n
     try:
         with torch.device("meta"):
             return auto.from_config(config, trust_remote_code=trust_remote_code).eval()
-    except (
-        Exception
-    ) as error:  # sizes that do not fit together, or whatever the checkpoint's own code raises
+    # sizes that do not fit together, or whatever the checkpoint's own code raises
+    except Exception as error:
         reason = (str(error).splitlines() or [""])[0][:300]
         raise DraftmillError(
             f"target: no model can be made of the config.json of model_type '{config.model_type}' "

@@ -18,12 +18,9 @@ from draftmill.driver.code import raw_digests
 from draftmill.driver.plan import Plan
 from draftmill.driver.provenance import compare
 from draftmill.errors import DraftmillError
+from draftmill.job_times import LOADS_TARGET
 from draftmill.stage import canonical
 
-SEVERAL = (
-    "extract_hidden_states",
-    "gate_hidden_states",
-)  # rules whose jobs may take several shards
 LISTED = 5  # stale files named in a message
 
 
@@ -64,10 +61,10 @@ def open_session(workflow, plan: Plan) -> Session:
 
 def jobs_of_several(workflow, plan: Plan, fresh: set[str]) -> dict[str, list]:
     """rule -> jobs of several shards, of those that are not as planned."""
-    waiting: dict[str, shard_jobs.Shards] = {rule: [] for rule in SEVERAL}
+    waiting: dict[str, shard_jobs.Shards] = {rule: [] for rule in LOADS_TARGET}
     target = [f"{plan.root}/target/manifest.json", f"{plan.root}/target/head.safetensors"]
     for artefact in artefacts(plan):
-        if artefact.rule not in SEVERAL:
+        if artefact.rule not in LOADS_TARGET:
             continue
         capture, source, file = Path(artefact.path).parts[-3:]
         at = {"capture": capture, "source": source, "shard": Path(file).stem}
