@@ -187,9 +187,14 @@ def measured_states(wildcards):
     return over_shards(STATES, [wildcards.source], capture=capture_of(wildcards.drafter))
 
 
-def of_drafters(pattern):
-    """A path pattern over all drafters."""
-    return [pattern.format(drafter=name) for name in PLAN.config["drafters"]]
+def of_drafters(pattern, names=PLAN.config["drafters"]):
+    """A path pattern over all drafters, or those named."""
+    return [pattern.format(drafter=name) for name in names]
+
+
+def only(names):
+    """A wildcard constraint: one of these names, or nothing at all."""
+    return "|".join(names) or "(?!)"
 
 
 ALL_MEASURED = [ACCEPTANCE.format(**at) for at in PLAN.measured()]

@@ -5,7 +5,7 @@
 rule plot:
     input:
         acceptance=ALL_MEASURED,
-        metrics=of_drafters(f"{DRAFTER}/metrics.parquet"),
+        metrics=of_drafters(f"{DRAFTER}/metrics.parquet", PLAN.trained()),
     output:
         training=report(f"{FIGURES}/training.svg", caption="report/training.rst"),
         per_position=report(f"{FIGURES}/acceptance.svg", caption="report/acceptance.rst"),
@@ -32,7 +32,7 @@ rule report:
     input:
         acceptance=ALL_MEASURED,
         runs=of_drafters(f"{DRAFTER}/run.json"),
-        vocab=of_drafters(DRAFT_VOCAB),
+        vocab=of_drafters(DRAFT_VOCAB, PLAN.trained()),
         tokens=over_shards(TOKENS, PLAN.config["sources"]),
         gates=ALL_GATES,
         leaks=LEAKS,

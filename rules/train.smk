@@ -43,6 +43,8 @@ rule train_eagle3:
         model=f"{DRAFTER}/model.safetensors",
         metrics=f"{DRAFTER}/metrics.parquet",
         run=f"{DRAFTER}/run.json",
+    wildcard_constraints:
+        drafter=only(PLAN.made_by("train_eagle3")),
     log:
         f"{LOGS}/train_eagle3/{{drafter}}.log",
     benchmark:
@@ -56,6 +58,43 @@ rule train_eagle3:
         settings=settings("train_eagle3"),
     shell:
         f"{LAUNCH}/train_eagle3.py"
+        " --settings {params.settings:q}"
+        " --target {input.target} --head {input.head} --draft-vocab {input.vocab}"
+        " --train {input.train} --validation {input.validation}"
+        f" --resume {ROOT}/.resume"
+        " --output $(dirname {output.run})"
+        " > {log} 2>&1"
+
+
+rule train_dflash:
+    input:
+        train=manifests_of("train"),
+        validation=manifests_of("validation"),
+        states=states_of("train", "validation"),
+        vocab=DRAFT_VOCAB,
+        target=TARGET,
+        head=HEAD,
+        leaks=leaks_of,
+    output:
+        config=f"{DRAFTER}/config.json",
+        model=f"{DRAFTER}/model.safetensors",
+        metrics=f"{DRAFTER}/metrics.parquet",
+        run=f"{DRAFTER}/run.json",
+    wildcard_constraints:
+        drafter=only(PLAN.made_by("train_dflash")),
+    log:
+        f"{LOGS}/train_dflash/{{drafter}}.log",
+    benchmark:
+        f"{LOGS}/train_dflash/{{drafter}}.tsv"
+    container:
+        IMAGE_CUDA
+    threads: 2
+    resources:
+        mem_mb=4000,
+    params:
+        settings=settings("train_dflash"),
+    shell:
+        f"{LAUNCH}/train_dflash.py"
         " --settings {params.settings:q}"
         " --target {input.target} --head {input.head} --draft-vocab {input.vocab}"
         " --train {input.train} --validation {input.validation}"

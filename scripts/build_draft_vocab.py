@@ -36,7 +36,8 @@ def build(stage: Stage, target: Path, tokens: Path, sources: list[str], output: 
                 pairs = zip(row["input_ids"], row["loss_mask"], strict=True)
                 counts.update(token for token, kept in pairs if kept)
     stage.expect("tokens", tokens, combine(fingerprints))
-    size, vocab = stage.config["draft_vocab_size"], manifest["vocab_size"]
+    vocab = manifest["vocab_size"]
+    size = stage.config["draft_vocab_size"] or vocab
     if size > vocab:
         raise DraftmillError(
             f"config: draft_vocab_size is {size}, but the target's vocabulary has {vocab} tokens."

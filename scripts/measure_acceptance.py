@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from draftmill import acceptance, eagle3
+from draftmill import acceptance, algorithms
 from draftmill.atomic import read_json, sha256_of, write_json
 from draftmill.devices import best_device
 from draftmill.dtype_policy import Ledger
@@ -13,8 +13,6 @@ from draftmill.repetition import repeated_share
 from draftmill.stage import Stage
 from draftmill.state_dataset import StateDataset
 from draftmill.target_manifest import read_manifest
-
-DRAFTERS = {"eagle3": eagle3}
 
 
 def main() -> None:
@@ -36,26 +34,30 @@ def measure(stage: Stage, target: Path, folder: Path, states: Path, output: Path
     stage.expect("target", target, manifest["fingerprint"])
     run = read_json(folder / "run.json")
     stage.expect("drafter", folder / "run.json", run["fingerprint"])
-    data = StateDataset([states], manifest["dtype"])
+    layers = settings["layers"]["output_of"]
+    data = StateDataset([states], manifest["dtype"], layers)
     stage.expect("hidden_states", states, data.fingerprints[0])
     if len(data) == 0:
         raise DraftmillError(f"{states}: holds no sample, so there is nothing to measure.")
     ledger = Ledger()
     device = best_device()
-    algorithm = DRAFTERS[run["algorithm"]]
+    algorithm = algorithms.load(settings["algorithm"])
     drafter = algorithm.load(folder, device)
     ledger.expect_module("drafter weights in evaluation", drafter, manifest["dtype"])
     check_files(folder, run["files"])
     check_agreement(run, data, states)
     check_target(run, stage, folder)
-    algorithm.check_target(drafter, manifest, data.layers, folder)
-    found = evaluate(algorithm, drafter, data, settings["draft_tokens"], ledger, manifest["dtype"])
+    algorithm.check_target(drafter, manifest, layers, folder)
+    found = evaluate(algorithm, drafter, data, settings, ledger, manifest)
     if not any(walk.emitted for walk in found["walks"]):
         raise DraftmillError(
             f"{states}: no answer has a second token, so there is no step to measure; raise "
             "responses.max_new_tokens."
         )
-    write_json(output, document(stage, manifest, run, found, drafter, ledger))
+    write_json(
+        output,
+        document(stage, manifest, run, found | {"drafting": algorithm.DRAFTING}, drafter, ledger),
+    )
 
 
 def check_files(folder: Path, files: dict[str, str]) -> None:
@@ -92,9 +94,11 @@ def check_target(run: dict, stage: Stage, folder: Path) -> None:
         )
 
 
-def evaluate(algorithm, drafter, data, draft_tokens: int, ledger: Ledger, dtype: str) -> dict:
-    """Walks every response; one teacher-forced pass of the drafter each."""
-    ledger.watch_inputs("states entering the drafter in evaluation", drafter, dtype)
+def evaluate(algorithm, drafter, data, settings: dict, ledger: Ledger, manifest: dict) -> dict:
+    """Walks every response; teacher-forced passes of the drafter give its drafts at every place."""
+    dtype, draft_tokens = manifest["dtype"], settings["draft_tokens"]
+    entry = algorithm.entry(drafter)
+    ledger.watch_inputs("states entering the drafter in evaluation", entry, dtype)
     ledger.watch_compute("drafter compute in evaluation", drafter.fc, dtype)
     ledger.watch_output("drafter logits in evaluation", drafter.lm_head, dtype)
     walks, abouts, texts, missing, known = [], [], [], 0, drafter.t2d
@@ -102,10 +106,13 @@ def evaluate(algorithm, drafter, data, draft_tokens: int, ledger: Ledger, dtype:
         sample, about = data[index], data.about(index)
         ledger.expect("hidden states in evaluation", sample["aux"].dtype, dtype)
         ids = sample["input_ids"].tolist()
-        proposals = algorithm.drafts(drafter, sample, draft_tokens)
+        text = ids[about["start"] :]
+        cut = len(text) == settings["max_new_tokens"] and ids[-1] not in manifest["stop_ids"]
+        end = len(ids) if cut else None
+        proposals = algorithm.drafts(drafter, sample, draft_tokens, max(1, about["start"]), end)
         walks.append(acceptance.walk(ids, about["start"], proposals, draft_tokens))
         abouts.append(about)
-        texts.append(ids[about["start"] :])
+        texts.append(text)
         if known is not None:
             missing += int((~known.bool().cpu()[sample["input_ids"][about["start"] :]]).sum())
     outside = missing / max(1, sum(map(len, texts)))
@@ -121,7 +128,7 @@ def document(stage: Stage, manifest: dict, run: dict, found: dict, drafter, ledg
         group["repetition"] = repeated_share(texts, n)
     conditions = {
         "temperature": 0,
-        "drafting": "chain",
+        "drafting": found["drafting"],
         "draft_tokens": settings["draft_tokens"],
         "max_new_tokens": settings["max_new_tokens"],
         "longest_response": max(map(len, found["texts"])),

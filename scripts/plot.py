@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", required=True, type=Stage.parse)
     parser.add_argument("--acceptance", required=True, type=Path, nargs="+")
-    parser.add_argument("--metrics", required=True, type=Path, nargs="+")
+    parser.add_argument("--metrics", type=Path, nargs="*", default=[])
     parser.add_argument("--training", required=True, type=Path)
     parser.add_argument("--per-position", required=True, type=Path)
     options = parser.parse_args()
@@ -31,7 +31,7 @@ def main() -> None:
     stage.expect("acceptance", options.acceptance[0].parent.parent, found)
     metadata = [pq.read_schema(path).metadata or {} for path in options.metrics]
     trained = combine(m.get(b"fingerprint", b"").decode() for m in metadata)
-    stage.expect("drafters", options.metrics[0].parent.parent, trained)
+    stage.expect("drafters", "metrics.parquet of the drafters", trained)
     save(training_figure(options.metrics), options.training, stage)
     save(acceptance_figure(measured), options.per_position, stage)
 

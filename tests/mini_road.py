@@ -17,7 +17,7 @@ import measure_acceptance
 import prepare_prompts
 import prepare_target
 import tokenize_conversations
-import train_eagle3
+from draftmill import algorithms, drafter_training
 from draftmill.driver.config import completed
 from draftmill.driver.plan import Plan
 from draftmill.errors import DraftmillError
@@ -118,8 +118,9 @@ class MiniRoad:
             return [self.states(name, "manifest.json") for name in self.plan.with_role(role)]
 
         output = self.root / "drafters" / drafter
+        rule = self.plan.train_rule(drafter)
         options = {
-            "settings": self.stage("train_eagle3", drafter=drafter),
+            "settings": self.stage(rule, drafter=drafter),
             "target": self.target,
             "head": self.head,
             "draft_vocab": self.root / f"draft_vocab/{drafter}.safetensors",
@@ -128,7 +129,8 @@ class MiniRoad:
             "resume": self.root / ".resume",
             "output": output,
         }
-        train_eagle3.train(argparse.Namespace(**options))
+        algorithm = algorithms.load(self.plan.algorithm(drafter))
+        drafter_training.train(argparse.Namespace(**options), algorithm)
         return output
 
     def measure_acceptance(self, source: str, drafter: str = "small") -> Path:

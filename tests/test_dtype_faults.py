@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 FAULTS = [
     # file, code, code with the fault, output that is asked for, component that is named
     (
-        "scripts/train_eagle3.py",
+        "scripts/draftmill/drafter_training.py",
         "DTYPES[weights])",
         "DTYPES['float32' if weights == 'bfloat16' else 'bfloat16'])",
         "drafters/small/run.json",
@@ -23,7 +23,7 @@ FAULTS = [
         "drafter compute",
     ),
     (
-        "scripts/train_eagle3.py",
+        "scripts/draftmill/drafter_training.py",
         "    cast(drafter, DTYPES[dtype])\n",
         "",
         "drafters/small/run.json",

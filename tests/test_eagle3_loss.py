@@ -36,7 +36,7 @@ def model(exact):
     stage = exact.stage("train_eagle3", drafter="small")
     t2d, d2t, _ = draft_vocab.read(exact.root / "draft_vocab/small.safetensors")
     tensors = target_head.read(exact.head, stage)
-    config = eagle3.config_of(stage.config, manifest, "cpu")
+    config = eagle3.config_of(stage.config, manifest, "cpu", len(d2t))
     drafter = eagle3.new_drafter(config, tensors, t2d, d2t, DTYPES["float32"])
     head = target_head.TargetHead(manifest, tensors, t2d)
     return eagle3.WithTargets(drafter, head, stage.config), t2d
@@ -44,7 +44,7 @@ def model(exact):
 
 @pytest.fixture
 def samples(exact) -> list[dict]:
-    data = StateDataset([exact.states("learn", "manifest.json")], "float32")
+    data = StateDataset([exact.states("learn", "manifest.json")], "float32", [0, 2, 3])
     return [data[i] for i in range(3)]
 
 

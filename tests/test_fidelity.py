@@ -11,9 +11,9 @@ from transformers import LlamaForCausalLM
 import reference_loop
 from draftmill import acceptance, draft_vocab, eagle3, target_head
 from draftmill.capture import Capture
+from draftmill.drafter_training import export
 from draftmill.dtype_policy import Ledger, cast
 from draftmill.packing import pack
-from train_eagle3 import export
 
 LAYERS = [0, 2, 3]
 TOKENS, DRAFTS, PROMPTS = 32, 3, 24
@@ -25,7 +25,7 @@ SETTINGS = {
     "norm_before_fc": False,
     "ttt_steps": DRAFTS,
     "layers": {"output_of": LAYERS},
-    "training": {"ttt_loss_decay": 1.0, "loss": "kl_div"},
+    "training": {"ttt_loss_decay": 1.0, "loss": "kl_div", "noise": 0.0},
 }
 
 
@@ -65,7 +65,7 @@ def drafter(manifest, tiny_target):
     t2d = torch.zeros(512, dtype=torch.bool)
     t2d[chosen] = True
     d2t = torch.tensor(chosen) - torch.arange(256)
-    config = eagle3.config_of(SETTINGS, manifest, "cpu")
+    config = eagle3.config_of(SETTINGS, manifest, "cpu", 256)
     tensors = {
         "embed_tokens.weight": target.model.embed_tokens.weight.detach(),
         "lm_head.weight": target.lm_head.weight.detach(),
@@ -143,7 +143,7 @@ def test_an_exported_checkpoint_gives_the_drafts_of_the_model_in_memory(
     drafter, tiny_target, manifest, tmp_path
 ):
     target = target_in(tiny_target, torch.bfloat16)
-    config = eagle3.config_of(SETTINGS, manifest, "cpu")
+    config = eagle3.config_of(SETTINGS, manifest, "cpu", 256)
     export(drafter, config, "bfloat16", tmp_path, Ledger())
     sample = sample_of(target, prompts()[0] * 5)
     loaded = eagle3.load(tmp_path, "cpu")
@@ -158,7 +158,7 @@ def test_an_exported_checkpoint_gives_the_drafts_of_the_model_in_memory(
 
 
 def test_layers_are_converted_at_speculators_border(manifest):
-    config = eagle3.config_of(SETTINGS, manifest, "cpu")
+    config = eagle3.config_of(SETTINGS, manifest, "cpu", 256)
     assert config.eagle_aux_hidden_state_layer_ids == [1, 3, 4]
 
 

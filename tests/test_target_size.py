@@ -166,6 +166,7 @@ def test_ignored_modules_are_matched_by_name_or_pattern():
 
 def test_a_drafter_is_counted_as_the_stage_builds_it(config, prepared_target):
     settings = {
+        "algorithm": "eagle3",
         "num_layers": 1,
         "draft_vocab_size": 256,
         "norm_before_residual": True,
@@ -173,8 +174,8 @@ def test_a_drafter_is_counted_as_the_stage_builds_it(config, prepared_target):
         "ttt_steps": 3,
     }
     manifest = read_manifest(prepared_target / "manifest.json")
-    built = eagle3.config_of(settings | {"layers": {"output_of": [0, 2, 3]}}, manifest, "cpu")
-    model = eagle3.without_verifier(eagle3.Eagle3DraftModel(built))
+    built = eagle3.config_of(settings | {"layers": {"output_of": [0, 2, 3]}}, manifest, "cpu", 256)
+    model = eagle3.empty(built)
     counts = {n: p.numel() for n, p in model.named_parameters()}
     target, _ = target_config(HUB | {"hub": None, "path": config["target"]["path"]})
     found = drafter_size(settings, [0, 2, 3], target, target_size(target, "bfloat16"))

@@ -80,6 +80,23 @@ def tiny_config(target: Path) -> dict:
     }
 
 
+def with_block_drafter(config: dict, **more) -> dict:
+    """The configuration with a DFlash drafter, `block`, beside its own, from the same shards."""
+    training = {"steps": 12, "tokens_per_batch": 256, "learning_rate": 0.003, "warmup_steps": 2}
+    training |= {"validate_every": 4, "save_every": 2, "anchors": 8}
+    config["drafters"]["block"] = {
+        "algorithm": "dflash",
+        "capture": "low",
+        "layers": {"output_of": [0, 2]},
+        "draft_vocab_size": 256,
+        "num_layers": 2,
+        "block_size": 4,
+        "mask_token_id": 3,
+        "training": training,
+    } | more
+    return config
+
+
 class Run:
     """One folder with a copy of the project, its data and its results."""
 

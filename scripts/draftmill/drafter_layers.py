@@ -12,22 +12,27 @@ from transformers import LlamaConfig, PretrainedConfig
 from draftmill.errors import DraftmillError
 from draftmill.target_config import config_of, context_length, text_config
 
-SLIDING_WINDOW = 2048  # unused: every layer is listed as full attention
+UNUSED_WINDOW = 2048  # where every layer is listed as full attention
 HEAD_DIM = 64  # of a drafter for a target without attention heads of its own
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 
 
-def drafter_layers(manifest: dict, layers: int) -> PretrainedConfig:
-    """A Llama configuration of `layers` decoder layers with the target's sizes.
+def drafter_layers(
+    manifest: dict, layers: int, kind: str, window: int | None = None
+) -> PretrainedConfig:
+    """A configuration of `layers` decoder layers with the target's sizes.
+
+    kind: llama (EAGLE-3) or qwen3 (DFlash). window: of sliding attention in every layer; None for full
+    attention in every layer.
 
     Raises DraftmillError where the target's own do not suit one.
     """
     try:
-        return _made(manifest["checkpoint"], layers, manifest["trust_remote_code"])
+        return _made(manifest["checkpoint"], layers, kind, window, manifest["trust_remote_code"])
     except (AttributeError, TypeError):
         with tempfile.TemporaryDirectory() as folder:
             completed(text_config(config_of(manifest))).save_pretrained(folder)
-            return _made(folder, layers, False)
+            return _made(folder, layers, kind, window, False)
     except ValueError as error:
         raise DraftmillError(
             f"{manifest['checkpoint']}/config.json: no drafter can be shaped after it "
@@ -35,14 +40,16 @@ def drafter_layers(manifest: dict, layers: int) -> PretrainedConfig:
         ) from None
 
 
-def _made(folder: str, layers: int, trust_remote_code: bool) -> PretrainedConfig:
+def _made(
+    folder: str, layers: int, kind: str, window: int | None, trust_remote_code: bool
+) -> PretrainedConfig:
     return create_transformer_layer_config(
         folder,
         layers,
-        "llama",
+        kind,
         None,
-        SLIDING_WINDOW,
-        list(range(layers)),  # a layer not listed would silently slide
+        window or UNUSED_WINDOW,
+        [] if window else list(range(layers)),  # a layer not listed would silently slide
         trust_remote_code=trust_remote_code,
     )
 

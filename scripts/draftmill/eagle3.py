@@ -6,12 +6,10 @@ states and loss mask is shifted to (x[1:], g[:-1], y[1:], l[1:]), positions from
 models/eagle3/data.py): row j holds token j+1 with the state of token j, and predicts token j+2.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from speculators import SpeculatorModelConfig
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
@@ -19,25 +17,30 @@ from speculators.proposals.greedy import GreedyTokenProposalConfig
 from torch import nn
 from torch.nn import functional
 
-from draftmill import draft_vocab
+from draftmill import exported_drafter
 from draftmill.drafter_layers import drafter_layers
 from draftmill.dtype_policy import cast
-from draftmill.errors import DraftmillError, damaged
+from draftmill.errors import DraftmillError
+from draftmill.input_noise import noised
+from draftmill.predictions import Predictions
 from draftmill.target_head import TargetHead
 
+DRAFTING = "chain"
 ATTENTION = {"cpu": "sdpa", "cuda": "simple_flex_attention"}  # flex has no backward on a CPU
 FLEX_BLOCK = 128  # flex attention's masks are made of whole blocks
 
 
-def config_of(settings: dict, manifest: dict, device: str) -> Eagle3SpeculatorConfig:
+def config_of(
+    settings: dict, manifest: dict, device: str, draft_vocab_size: int
+) -> Eagle3SpeculatorConfig:
     """speculators' configuration of a new drafter for this target."""
-    decoder = drafter_layers(manifest, settings["num_layers"])
+    decoder = drafter_layers(manifest, settings["num_layers"], "llama")
     decoder._attn_implementation = ATTENTION[device]
     verifier = VerifierConfig.from_pretrained(manifest["checkpoint"])
     verifier.name_or_path = manifest["name"]
     return Eagle3SpeculatorConfig(
         transformer_layer_config=decoder,
-        draft_vocab_size=settings["draft_vocab_size"],
+        draft_vocab_size=draft_vocab_size,
         norm_before_residual=settings["norm_before_residual"],
         norm_before_fc=settings["norm_before_fc"],
         eagle_aux_hidden_state_layer_ids=[i + 1 for i in settings["layers"]["output_of"]],
@@ -59,7 +62,7 @@ def new_drafter(
 ) -> Eagle3DraftModel:
     """A drafter with random layers and the target's embedding and lm_head rows, both frozen."""
     check_full_attention(config)
-    model = without_verifier(Eagle3DraftModel(config))
+    model = empty(config)
     model.load_vocab_mappings(t2d, d2t)
     kept = t2d if model.use_draft_vocab else slice(None)
     with torch.no_grad():
@@ -79,12 +82,18 @@ def check_full_attention(config: Eagle3SpeculatorConfig) -> None:
         )
 
 
-def without_verifier(model: Eagle3DraftModel) -> Eagle3DraftModel:
-    """Takes out speculators' own copy of the target's norm and head: it knows neither softcap, scale
+def empty(config: Eagle3SpeculatorConfig) -> Eagle3DraftModel:
+    """The model without speculators' own copy of the target's norm and head: it knows neither softcap, scale
     nor bias, and not every family's norm."""
+    model = Eagle3DraftModel(config)
     model.verifier_norm = nn.Identity()
     model.verifier_lm_head = nn.Identity()
     return model
+
+
+def entry(drafter: Eagle3DraftModel) -> nn.Module:
+    """The module that the target's states enter: where their dtype is checked."""
+    return drafter
 
 
 class WithTargets(nn.Module):
@@ -101,13 +110,20 @@ class WithTargets(nn.Module):
             "ttt_step_loss_decay": settings["training"]["ttt_loss_decay"],
             "loss_config": resolve_loss_config(settings["training"]["loss"], "eager"),
         }
+        self.noise = settings["training"]["noise"]
 
     def forward(self, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict]:
         """Loss (fp32 scalar) and speculators' metrics of a packed batch (see packing.pack)."""
+        loss, metrics, _ = self._passed(batch)
+        return loss, metrics | {"scored": batch["loss_mask"].sum()}
+
+    def _passed(self, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict, torch.Tensor]:
+        """Loss, metrics and the target's logits [1, tokens, draft vocabulary]."""
         with torch.no_grad():
             targets = self.head(batch["last"])
+        aux = noised(batch["aux"], self.noise) if self.training else batch["aux"]
         _, loss, metrics = self.drafter(
-            hidden_states=batch["aux"],
+            hidden_states=aux,
             input_ids=batch["input_ids"],
             document_ids=batch["document_ids"],
             loss_mask=batch["loss_mask"],
@@ -116,7 +132,38 @@ class WithTargets(nn.Module):
             verifier_last_hidden_states=targets,
             **self.options,
         )
-        return loss, metrics
+        return loss, metrics, targets
+
+    def predict(self, batch: dict[str, torch.Tensor]) -> Predictions:
+        """The drafts of every training-time-test step, in the order of the steps, then of the rows.
+
+        At step k, row j has the states up to its own and drafts the token of row j + 1 + k, whose target is the
+        target's logits at row j + k.
+        """
+        logits: list[torch.Tensor] = []
+        hook = self.drafter.lm_head.register_forward_hook(lambda m, a, out: logits.append(out))
+        try:
+            _, _, targets = self._passed(batch)
+        finally:
+            hook.remove()
+        rows = torch.arange(targets.shape[1], device=targets.device)
+        parts = []
+        for k, drafted in enumerate(logits):
+            there = (rows + k < len(rows)) & batch["loss_mask"][0].roll(-k)
+            weights = there * self.options["ttt_step_loss_decay"] ** k / (there.sum() + 1e-5)
+            goal = targets[0].float().roll(-k, 0)
+            parts.append((drafted[0].float(), goal, weights.float(), rows + 1 + k, rows + 1))
+        return Predictions(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+def prepared(settings: dict) -> Callable[[dict, str], dict]:
+    """What makes a sample what EAGLE-3 sees: (sample, draw) -> the shifted sample; nothing is drawn."""
+    return lambda sample, draw: shifted(sample, settings["ttt_steps"])
+
+
+def length(tokens: int) -> int:
+    """Rows of a prepared sample."""
+    return tokens - 1
 
 
 def shifted(sample: dict[str, torch.Tensor], ttt_steps: int) -> dict[str, torch.Tensor]:
@@ -138,34 +185,11 @@ def shifted(sample: dict[str, torch.Tensor], ttt_steps: int) -> dict[str, torch.
 
 
 def load(folder: Path, device: str) -> Eagle3DraftModel:
-    """An exported drafter, every weight from its file, in the dtypes of that file.
-
-    Raises DraftmillError where keys are missing or left over.
-    """
-    try:
-        config = SpeculatorModelConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
-        raise damaged(folder / "config.json", error) from None
+    """An exported drafter, every weight from its file, in the dtypes of that file."""
+    config = exported_drafter.read_config(folder)
     config.transformer_layer_config._attn_implementation = ATTENTION[device]
     check_full_attention(config)
-    model = without_verifier(Eagle3DraftModel(config))
-    try:
-        tensors = load_file(folder / "model.safetensors")
-    except SafetensorError as error:
-        raise damaged(folder / "model.safetensors", error) from None
-    try:
-        found = model.load_state_dict(tensors, strict=False, assign=True)
-        wrong = [*found.missing_keys, *found.unexpected_keys][:3]
-    except RuntimeError as error:  # other shapes
-        wrong = str(error).splitlines()[-1:]
-    if wrong:
-        raise DraftmillError(
-            f"{folder}/model.safetensors: does not fit its config.json ({', '.join(wrong).strip()}); delete it "
-            "and start Snakemake again to train anew."
-        )
-    if model.d2t is not None:
-        draft_vocab.check(model.t2d.bool(), model.d2t, f"{folder}/model.safetensors")
-    return model.eval().to(device)
+    return exported_drafter.filled(empty(config), folder).to(device)
 
 
 def check_target(model: Eagle3DraftModel, manifest: dict, layers: list[int], folder: Path) -> None:
@@ -173,34 +197,22 @@ def check_target(model: Eagle3DraftModel, manifest: dict, layers: list[int], fol
 
     layers: output_of of the states it is to read. Raises DraftmillError that names both.
     """
-    config = model.config
-    verifier = config.speculators_config.verifier
-    known = manifest["vocab_size"] if model.t2d is None else len(model.t2d)
-    pairs = {
-        "hidden size": (config.transformer_layer_config.hidden_size, manifest["hidden_size"]),
-        "embedded tokens": (model.embed_tokens.weight.shape[0], manifest["embedding_rows"]),
-        "vocabulary": (known, manifest["vocab_size"]),
-        "layers (ids of speculators)": (
-            config.eagle_aux_hidden_state_layer_ids,
-            [layer + 1 for layer in layers],
-        ),
-        "name": (verifier.name_or_path, manifest["name"]),
-        "architectures": (verifier.architectures, manifest["architectures"]),
-    }
-    for what, (found, expected) in pairs.items():
-        if found != expected:
-            raise DraftmillError(
-                f"{folder}/config.json: this drafter was made for another target: {what} {found}, but the run's "
-                f"target {manifest['name']} has {expected}; delete the drafter and start Snakemake again to "
-                "train one for this target."
-            )
+    ids = model.config.eagle_aux_hidden_state_layer_ids
+    exported_drafter.check_target(model, ids, manifest, layers, folder)
 
 
 @torch.inference_mode()
-def drafts(model: Eagle3DraftModel, sample: dict[str, torch.Tensor], steps: int) -> torch.Tensor:
+def drafts(
+    model: Eagle3DraftModel,
+    sample: dict[str, torch.Tensor],
+    steps: int,
+    start: int = 1,
+    end: int | None = None,
+) -> torch.Tensor:
     """What the drafter would propose at every position of a sample, in one teacher-forced pass.
 
-    sample: input_ids [tokens], aux [tokens, layers * hidden].
+    sample: input_ids [tokens], aux [tokens, layers * hidden]. start and end change nothing: a chain's
+    drafts do not depend on how many follow, and all rows are drafted at once.
     Returns int64 [tokens - 1, steps]: row j, with token j+1 the last one known, holds the target
     vocabulary's ids of the drafts for tokens j+2, j+3, ...
 

@@ -10,6 +10,7 @@
 
 import argparse
 import ctypes
+import itertools
 import json
 import runpy
 import signal
@@ -30,7 +31,8 @@ def main() -> None:
     die_with_parent()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
-    planned = planned_digests(options.plan, options.script) if options.plan else None
+    files = [options.script.name, *chosen_files(options.arguments)]
+    planned = planned_digests(options.plan, files) if options.plan else None
     sys.dont_write_bytecode = True
     sys.path[0] = str(SCRIPTS)
     sys.argv = [str(options.script), *options.arguments]
@@ -51,9 +53,19 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def planned_digests(plan: Path, script: Path) -> dict[str, str]:
-    """The plan's raw digests of the script's files, after comparing them with the disk."""
-    digests = json.loads(plan.read_text())["code"][script.name]
+def chosen_files(arguments: list[str]) -> list[str]:
+    """The files of the modules that the settings name: the script imports them by name."""
+    for option, value in itertools.pairwise(arguments):
+        if option == "--settings":
+            modules = json.loads(value).get("modules", [])
+            return [module.replace(".", "/") + ".py" for module in modules]
+    return []
+
+
+def planned_digests(plan: Path, files: list[str]) -> dict[str, str]:
+    """The plan's raw digests of the code behind these files, after comparing them with the disk."""
+    code = json.loads(plan.read_text())["code"]
+    digests = {name: digest for file in files for name, digest in code[file].items()}
     for name, planned in digests.items():
         if sha256((SCRIPTS / name).read_bytes()).hexdigest() != planned:
             sys.exit(

@@ -29,6 +29,8 @@ def collect(root: Path, logs: Path, stage: Stage) -> Json:
     found = combine(m["fingerprint"] for m in measured)
     stage.expect("acceptance", root / "acceptance", found)
     for run in runs:
+        if run["name"] not in stage.config["trained"]:
+            continue
         record = draft_vocab.read(root / "draft_vocab" / f"{run['name']}.safetensors")[2]
         run["coverage"] = record["coverage"]
     gates = [

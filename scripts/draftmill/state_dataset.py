@@ -17,19 +17,24 @@ OPEN_SHARDS = 64  # footers kept in memory
 class StateDataset:
     """Samples of several sources by index.
 
+    layers: output_of of the states that are read, all of the capture's or some.
     Raises DraftmillError where a shard is not the one that its manifest lists.
     """
 
-    def __init__(self, manifests: list[Path], dtype: str):
-        self.dtype = dtype
+    def __init__(self, manifests: list[Path], dtype: str, layers: list[int]):
+        self.dtype, self.layers = dtype, layers
         self._open: OrderedDict[Path, Shard] = OrderedDict()
         self.places: list[tuple[Path, str, int]] = []  # shard file, its fingerprint, sample in it
         self.fingerprints = []
-        self.layers = self.rendering = None
+        self.rendering = None
         for path in manifests:
             manifest = read_json(path)
             self.fingerprints.append(manifest["fingerprint"])
-            self.layers = manifest["layers"]["output_of"]
+            stored = manifest["layers"]["output_of"]
+            if not set(layers) <= set(stored):
+                raise DraftmillError(
+                    f"{path}: holds output_of {stored}, but the drafter reads {layers}; extract those too."
+                )
             rendering = {key: manifest[key] for key in RENDERING}
             if self.rendering not in (None, rendering):
                 raise DraftmillError(
@@ -63,11 +68,11 @@ class StateDataset:
         return self._shard(path, fingerprint).samples[place]
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """input_ids int64 [tokens], loss_mask bool [tokens], aux [tokens, layers * hidden] and last
+        """input_ids int64 [tokens], loss_mask bool [tokens], aux [tokens, layers * hidden], and last
         [tokens, hidden] in the declared dtype."""
         path, fingerprint, place = self.places[index]
         shard = self._shard(path, fingerprint)
-        names = [shard_layout.column_of(layer) for layer in shard.layers]
+        names = [shard_layout.column_of(layer) for layer in self.layers]
         found = shard.read(place, ["input_ids", "loss_mask", *names, shard_layout.LAST])
         aux = torch.cat([found.pop(name) for name in names], dim=-1)
         return found | {"aux": aux}

@@ -30,14 +30,22 @@ def learning_rate(step: int, settings: dict) -> float:
 class Trainer:
     """Trains `model`, whose forward(batch) gives (loss, metrics), on packed samples.
 
-    settings: the `training` section of a drafter. prepare: a sample as the algorithm sees it.
+    settings: the `training` section of a drafter. prepare: (sample, draw) -> the sample as the algorithm sees
+    it, what it draws at random being a function of `draw`. length: tokens of a sample -> its rows.
     dtype: the declared compute dtype.
     """
 
     def __init__(
-        self, model: nn.Module, settings: dict, prepare: Callable, dtype: str, ledger: Ledger
+        self,
+        model: nn.Module,
+        settings: dict,
+        prepare: Callable[[dict, str], dict],
+        length: Callable[[int], int],
+        dtype: str,
+        ledger: Ledger,
     ):
-        self.settings, self.prepare, self.dtype, self.ledger = settings, prepare, dtype, ledger
+        self.settings, self.prepare, self.length = settings, prepare, length
+        self.dtype, self.ledger = dtype, ledger
         autocast = settings["precision"] == "mixed" and dtype == "bfloat16"
         self.accelerator = Accelerator(mixed_precision="bf16" if autocast else "no")
         optimizer = torch.optim.AdamW(
@@ -54,7 +62,7 @@ class Trainer:
     def run(self, train: StateDataset, validation: StateDataset, resume: Path) -> Progress:
         """All steps; afterwards the model holds the weights of the best validation loss."""
         limit = self.settings["tokens_per_batch"]
-        cut = sum(train.about(i)["tokens"] - 1 > limit for i in range(len(train)))
+        cut = sum(rows > limit for rows in self._lengths(train))
         if cut:
             print(
                 f"{cut} of {len(train)} conversations are longer than tokens_per_batch: {limit} and are "
@@ -63,7 +71,7 @@ class Trainer:
             )
         progress, self.best = training_state.restore(resume, self.bare, self.optimizer)
         began, first_step, first_token = time.monotonic(), progress.step, progress.tokens
-        batches = self._batches(train, progress)
+        batches = self.batches(train, progress)
         self.model.train()
         while progress.step < self.settings["steps"]:
             epoch = progress.epoch
@@ -97,19 +105,24 @@ class Trainer:
                 parameter.copy_(self.best[name])
         return progress
 
-    def _batches(self, data: StateDataset, progress: Progress) -> Iterator[dict]:
+    def _lengths(self, data: StateDataset) -> list[int]:
+        return [self.length(data.about(i)["tokens"]) for i in range(len(data))]
+
+    def batches(self, data: StateDataset, progress: Progress) -> Iterator[dict]:
         """Endless packed batches from the saved place on; keeps the place in `progress`."""
-        limit = self.settings["tokens_per_batch"]
-        lengths = [data.about(i)["tokens"] - 1 for i in range(len(data))]
+        limit, seed = self.settings["tokens_per_batch"], self.settings["seed"]
+        lengths = self._lengths(data)
         while True:
-            order = epoch_order(len(data), self.settings["seed"], progress.epoch)
+            order = epoch_order(len(data), seed, progress.epoch)
             for group in list(packs(order, lengths, limit))[progress.pack :]:
                 progress.pack += 1
-                yield self._load(data, group)
+                yield self._load(data, group, f"{seed}/{progress.epoch}")
             progress.epoch, progress.pack = progress.epoch + 1, 0
 
-    def _load(self, data: StateDataset, group: list[int]) -> dict[str, torch.Tensor]:
-        batch = pack([self.prepare(data[i]) for i in group], self.settings["tokens_per_batch"])
+    def _load(self, data: StateDataset, group: list[int], draw: str) -> dict[str, torch.Tensor]:
+        """draw: what random choices depend on, beside the sample's own index: never on its neighbours."""
+        samples = [self.prepare(data[i], f"{draw}/{i}") for i in group]
+        batch = pack(samples, self.settings["tokens_per_batch"])
         for name in ("aux", "last"):
             self.ledger.expect(f"hidden states in training ({name})", batch[name].dtype, self.dtype)
         return {k: v.to(self.accelerator.device) for k, v in batch.items()}
@@ -127,7 +140,7 @@ class Trainer:
             self.accelerator.backward(loss / count)
             total += loss.item() / count
             tokens += int((batch["document_ids"] >= 0).sum())
-            supervised += int(batch["loss_mask"].sum())
+            supervised += int(metrics["scored"])
             add_metrics(sums, metrics)
         norm = self.accelerator.clip_grad_norm_(
             trainable(self.bare).values(), self.settings["max_grad_norm"]
@@ -150,13 +163,11 @@ class Trainer:
     def _validate(self, data: StateDataset, progress: Progress) -> None:
         """Mean loss over the validation sources, one pack at a time; keeps the best weights."""
         self.model.eval()
-        lengths = [data.about(i)["tokens"] - 1 for i in range(len(data))]
-        limit = self.settings["tokens_per_batch"]
+        lengths, limit = self._lengths(data), self.settings["tokens_per_batch"]
         total, weight, sums = 0.0, 0, {}
         for group in packs(list(range(len(data))), lengths, limit):
-            batch = self._load(data, group)
-            loss, metrics = self.model(batch)
-            scored = int(batch["loss_mask"].sum())
+            loss, metrics = self.model(self._load(data, group, "validation"))
+            scored = int(metrics["scored"])
             total, weight = total + loss.item() * scored, weight + scored
             add_metrics(sums, metrics)
         self.model.train()

@@ -14,7 +14,7 @@ CHECKPOINT_FILES = (
     "chat_template.jinja",
 )
 TARGET_FILES = ("head.safetensors", *(f"checkpoint/{name}" for name in CHECKPOINT_FILES))
-DRAFTER_FILES = ("config.json", "model.safetensors", "metrics.parquet")
+DRAFTER_FILES = ("config.json", "model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,11 @@ def artefacts(plan: Plan) -> Iterator[Artefact]:
         yield one("index_hidden_states", path, **at)
     for drafter in plan.config["drafters"]:
         at = {"drafter": drafter}
-        yield one("build_draft_vocab", "draft_vocab/{drafter}.safetensors", **at)
-        yield one(plan.train_rule(drafter), "drafters/{drafter}/run.json", DRAFTER_FILES, **at)
+        files = DRAFTER_FILES
+        if drafter in plan.trained():
+            yield one("build_draft_vocab", "draft_vocab/{drafter}.safetensors", **at)
+            files = (*DRAFTER_FILES, "metrics.parquet")
+        yield one(plan.train_rule(drafter), "drafters/{drafter}/run.json", files, **at)
     for at in plan.measured():
         yield one("measure_acceptance", "acceptance/{drafter}/{source}.json", **at)
     yield one("plot", "figures/training.svg", ["acceptance.svg"])

@@ -36,9 +36,13 @@ def imported_names(tree: ast.AST, package: str) -> Iterator[str]:
 
 
 @cache
-def closure(script: str) -> tuple[str, ...]:
-    """The script (a path under scripts/) and every local file it imports, sorted."""
-    seen, waiting = set(), [script]
+def closure(script: str, *modules: str) -> tuple[str, ...]:
+    """The script (a path under scripts/) and every local file it imports, sorted.
+
+    modules: dotted names that it imports by name, as the configuration says (see algorithms.py).
+    """
+    chosen = [file for module in modules for file in local_files(module)]
+    seen, waiting = set(), [script, *chosen]
     while waiting:
         file = waiting.pop()
         if file in seen:
@@ -73,9 +77,9 @@ def file_code(file: str) -> str:
 
 
 @cache
-def code_of(script: str) -> str:
+def code_of(script: str, *modules: str) -> str:
     """The code fingerprint of a script: 16 hexadecimal digits over its closure's syntax trees."""
-    lines = [f"{file}\0{file_code(file)}\n" for file in closure(script)]
+    lines = [f"{file}\0{file_code(file)}\n" for file in closure(script, *modules)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import yaml
 
-from draftmill.driver import engine
+from draftmill.driver import drafter_config, engine
 from draftmill.driver.target_source import layer_count
 from draftmill.errors import DraftmillError
 from draftmill.layers import check_layers
@@ -27,15 +27,17 @@ def completed(config: dict) -> dict:
     Raises DraftmillError that names the first offending key by its dotted path.
     """
     check_values(config, "")
-    config = copy.deepcopy(config)
-    errors = sorted(defaulting_validator().iter_errors(config), key=lambda e: len(e.path))
+    given, config = config, copy.deepcopy(config)
+    known = schema()
+    errors = sorted(defaulting_validator(known).iter_errors(config), key=lambda e: len(e.path))
     if errors:
         raise DraftmillError(sentence(errors[0]))
     check_target(config["target"])
     for name, source in config["sources"].items():
         check_source(name, source)
     engine.check(config["responses"])
-    check_drafters(config)
+    check_roles(config)
+    drafter_config.settle(config, given, known)
     count = layer_count(config["target"])
     for name, capture in config["hidden_states"]["captures"].items():
         if count is not None:
@@ -67,7 +69,7 @@ def is_integer(checker: object, value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def defaulting_validator() -> jsonschema.Validator:
+def defaulting_validator(known: dict) -> jsonschema.Validator:
     """A validator that sets a schema's defaults while it descends (the jsonschema FAQ's recipe)."""
     base = jsonschema.Draft202012Validator
     plain = base.VALIDATORS["properties"]
@@ -80,9 +82,7 @@ def defaulting_validator() -> jsonschema.Validator:
         yield from plain(validator, names, instance, parent)
 
     types = base.TYPE_CHECKER.redefine("integer", is_integer)
-    return jsonschema.validators.extend(base, {"properties": properties}, type_checker=types)(
-        schema()
-    )
+    return jsonschema.validators.extend(base, {"properties": properties}, type_checker=types)(known)
 
 
 def sentence(error: jsonschema.ValidationError) -> str:
@@ -161,29 +161,20 @@ def check_source(name: str, source: dict) -> None:
         )
 
 
-def check_drafters(config: dict) -> None:
+def check_roles(config: dict) -> None:
     roles = {source["role"] for source in config["sources"].values()}
-    for role in ("train", "validation", "test"):
+    needed = ["test"]
+    if drafter_config.trained_drafters(config):
+        needed = ["train", "validation", "test"]
+    for role in needed:
         if role not in roles:
             raise DraftmillError(
                 f"config: no source has the role {role}; training needs train and validation, "
                 "the report needs test."
             )
-    captures = config["hidden_states"]["captures"]
     longest, answer = config["target"]["max_length"], config["responses"]["max_new_tokens"]
     if longest is not None and answer >= longest:
         raise DraftmillError(
             f"config: 'responses.max_new_tokens' is {answer} and 'target.max_length' {longest}; no prompt "
             "would fit."
         )
-    for name, drafter in config["drafters"].items():
-        if drafter["capture"] not in captures:
-            raise DraftmillError(
-                f"config: 'drafters.{name}.capture' is '{drafter['capture']}', but the captures are "
-                f"{', '.join(captures)}."
-            )
-        if drafter["training"]["precision"] == "bf16" and config["target"]["dtype"] != "bfloat16":
-            raise DraftmillError(
-                f"config: 'drafters.{name}.training.precision' is bf16, but 'target.dtype' is "
-                f"{config['target']['dtype']}; use mixed."
-            )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from draftmill import eagle3
+from draftmill import algorithms
 from draftmill.driver.target_size import TargetSize
 from draftmill.errors import DraftmillError
 
@@ -41,16 +41,19 @@ def drafter_size(
         Path(folder, "config.json").write_text(json.dumps(target.to_dict(), default=str))
         about = {"checkpoint": folder, "trust_remote_code": False, "name": size.architecture}
         slice_ = settings | {"layers": {"output_of": layers}}
-        slice_["draft_vocab_size"] = min(settings["draft_vocab_size"], size.vocab)
+        if settings.get("mask_token_id", 0) is None:
+            slice_["mask_token_id"] = 0  # any: it is chosen when training starts
+        algorithm = algorithms.load(settings["algorithm"])
+        vocab = min(settings["draft_vocab_size"] or size.vocab, size.vocab)
         try:
-            config = eagle3.config_of(slice_, about, "cpu")
+            config = algorithm.config_of(slice_, about, "cpu", vocab)
         except (AttributeError, TypeError, ValueError) as error:  # no attention heads, for example
             raise DraftmillError(
-                f"target: speculators can derive no EAGLE-3 drafter from model_type '{target.model_type}' "
+                f"target: speculators can derive no drafter from model_type '{target.model_type}' "
                 f"({str(error).splitlines()[0]}), so training would stop; take another target."
             ) from error
     with torch.device("meta"):
-        model = eagle3.without_verifier(eagle3.Eagle3DraftModel(config))
+        model = algorithm.empty(config)
     counts = {name: p.numel() for name, p in model.named_parameters()}
     frozen = sum(n for name, n in counts.items() if name.startswith(FROZEN))
     trained = sum(counts.values()) - frozen

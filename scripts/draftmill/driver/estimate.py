@@ -73,8 +73,9 @@ def estimate(plan: Plan, options: Options) -> dict:
     tokens = {name: estimator.estimate(name) for name in config["sources"]}
     captures = {c: config["hidden_states"]["captures"][c]["output_of"] for c in plan.captures()}
     drafters = {
-        name: drafter_size(settings, captures[settings["capture"]], found, size)
+        name: drafter_size(settings, settings["layers"]["output_of"], found, size)
         for name, settings in config["drafters"].items()
+        if name in plan.trained()
     }
     disk = disk_use(plan, size, tokens, captures, drafters, options.shards_per_job)
     loads = shard_loads(plan, size, tokens, estimator.limit)

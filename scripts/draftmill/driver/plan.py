@@ -9,11 +9,15 @@ with them.
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from draftmill.driver import engine, sources, target_source, tokenizer_source
+from draftmill import algorithms
+from draftmill.driver import drafter_config, engine, sources, target_source, tokenizer_source
 from draftmill.driver.code import code_of
 from draftmill.stage import canonical, combine, fingerprint_of
 
 ENVS = Path(__file__).resolve().parents[3] / "envs"
+BY_ALGORITHM = {"measure_acceptance": ("",)}  # rule -> prefixes of the modules it takes by name
+# keys of a drafter that say where it comes from and how it is measured, not how it is trained
+NOT_TRAINED = ("capture", "draft_tokens", "path", "hub", "revision")
 LOCKS = ("torch.txt", "requirements.lock")
 PROBES = Path(__file__).resolve().parents[3] / "resources" / "tokenizer_probes.jsonl"
 REPORT_TEMPLATE = Path(__file__).resolve().parents[3] / "resources" / "report.html.jinja"
@@ -57,8 +61,24 @@ class Plan:
 
     def _settings(self, rule: str, **wildcards: str) -> str:
         slice_, inputs = getattr(self, f"_{rule}")(**wildcards)
-        value = {"rule": rule, "code": code_of(f"{rule}.py"), "packages": self.packages}
+        modules = self._modules(rule, wildcards.get("drafter"))
+        code = code_of(f"{rule}.py", *modules)
+        value = {"rule": rule, "code": code, "packages": self.packages}
+        if modules:
+            value["modules"] = modules
         return canonical(value | {"config": slice_, "inputs": inputs})
+
+    def _modules(self, rule: str, drafter: str | None) -> list[str]:
+        """The modules that a rule's script takes by the drafter's algorithm."""
+        prefixes = BY_ALGORITHM.get(rule, ())
+        return [algorithms.module_of(self.algorithm(drafter), prefix) for prefix in prefixes]
+
+    def algorithm(self, drafter: str) -> str:
+        return self.config["drafters"][drafter]["algorithm"]
+
+    def trained(self) -> list[str]:
+        """The drafters that are trained here; the others are only evaluated."""
+        return drafter_config.trained_drafters(self.config)
 
     @cached_property
     def packages(self) -> str:
@@ -176,28 +196,36 @@ class Plan:
         inputs = {"target": self.fingerprint("prepare_target"), "tokens": combine(inputs.values())}
         return {"draft_vocab_size": size}, inputs
 
-    def _train_eagle3(self, drafter: str) -> tuple[dict, dict]:
+    def _training(self, drafter: str) -> tuple[dict, dict]:
         settings = self.config["drafters"][drafter]
-        capture = settings["capture"]
         inputs = {
             "target": self.fingerprint("prepare_target"),
             "draft_vocab": self.fingerprint("build_draft_vocab", drafter=drafter),
         }
         for role in ("train", "validation"):
-            items = [{"capture": capture, "source": n} for n in self.with_role(role)]
+            items = [{"capture": settings["capture"], "source": n} for n in self.with_role(role)]
             inputs[role] = self.combined("index_hidden_states", items)
-        layers = self.config["hidden_states"]["captures"][capture]
-        return {k: v for k, v in settings.items() if k != "capture"} | {"layers": layers}, inputs
+        return {k: v for k, v in settings.items() if k not in NOT_TRAINED}, inputs
+
+    _train_eagle3 = _train_dflash = _training
 
     def train_rule(self, drafter: str) -> str:
-        return f"train_{self.config['drafters'][drafter]['algorithm']}"
+        """The rule that makes a drafter's files."""
+        imported = drafter not in self.trained()
+        return "import_drafter" if imported else f"train_{self.algorithm(drafter)}"
+
+    def made_by(self, rule: str) -> list[str]:
+        """The drafters that a rule makes."""
+        return [d for d in self.config["drafters"] if self.train_rule(d) == rule]
 
     def _measure_acceptance(self, drafter: str, source: str) -> tuple[dict, dict]:
-        capture = self.config["drafters"][drafter]["capture"]
+        settings = self.config["drafters"][drafter]
+        capture = settings["capture"]
         manifest = self.fingerprint("index_hidden_states", capture=capture, source=source)
         limit = self.config["responses"]["max_new_tokens"] if self.generates(source) else None
         kwargs = self.config["target"]["chat_template_kwargs"]
         conditions = {"max_new_tokens": limit, "chat_template_kwargs": kwargs}
+        conditions |= {k: settings[k] for k in ("algorithm", "draft_tokens", "layers")}
         return dict(self.config["acceptance"]) | conditions, {
             "drafter": self.fingerprint(self.train_rule(drafter), drafter=drafter),
             "hidden_states": manifest,
@@ -216,7 +244,8 @@ class Plan:
         return {"acceptance": measured, "drafters": combine(trained)}
 
     def _plot(self) -> tuple[dict, dict]:
-        return {}, self._results()
+        trained = combine(self.fingerprint(self.train_rule(d), drafter=d) for d in self.trained())
+        return {}, self._results() | {"drafters": trained}
 
     def _report(self) -> tuple[dict, dict]:
         gates = [self.of_sources("gate_hidden_states", [s], capture=c) for c, s in self.captured()]
@@ -228,6 +257,7 @@ class Plan:
         names = {
             "run": self.config["run"],
             "drafters": list(self.config["drafters"]),
+            "trained": self.trained(),
             "captures": self.captures(),
             "sources": self.shard_counts(),
             "tests": self.with_role("test"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from draftmill import algorithms
 from draftmill.atomic import write_json
 from draftmill.driver import shard_jobs
 from draftmill.driver.artefacts import Artefact, artefacts
@@ -47,6 +48,8 @@ def open_session(workflow, plan: Plan) -> Session:
     frozen = {"code": {}, "config": hashlib.sha256(canonical(plan.config).encode()).hexdigest()}
     for script in sorted(p.name for p in Path(workflow.basedir, "scripts").glob("*.py")):
         frozen["code"][script] = raw_digests(script)
+    for file in algorithms.files(Path(workflow.basedir, "scripts")):
+        frozen["code"][file] = raw_digests(file)
     # the jobs' `python` is the driver's, activated environment or not
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
     fresh, foreign = compare(plan)

@@ -1,0 +1,33 @@
+"""The drafting algorithms: one module each, imported by name, so that code of one hangs on no other.
+
+What a module offers: config_of, new_drafter, WithTargets, prepared, load, check_target and drafts (see
+eagle3.py). A script that takes one by name has it among the `modules` of its settings.
+"""
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+NAMES = ("eagle3", "dflash")
+PREFIXES = ("", "foreign_", "audited_")  # the algorithm; its foreign checkpoints; its audit
+
+
+def module_of(algorithm: str, prefix: str = "") -> str:
+    """The dotted name of an algorithm's module."""
+    if algorithm not in NAMES or prefix not in PREFIXES:
+        raise ValueError(f"no module for {prefix}{algorithm}")
+    return f"draftmill.{prefix}{algorithm}"
+
+
+def load(algorithm: str, prefix: str = "") -> ModuleType:
+    return importlib.import_module(module_of(algorithm, prefix))
+
+
+def files(scripts: Path) -> Iterator[str]:
+    """Every such module's file, as a path under scripts/."""
+    for algorithm in NAMES:
+        for prefix in PREFIXES:
+            file = module_of(algorithm, prefix).replace(".", "/") + ".py"
+            if (scripts / file).is_file():
+                yield file
