@@ -13,6 +13,7 @@ from torch import nn
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
+import import_drafter
 from draftmill import foreign_dflash
 from draftmill.errors import DraftmillError
 from foreign_checkpoints import HEADS, HIDDEN, LAYERS, SHARED, Checkpoint, Target, biases, dflash
@@ -355,8 +356,6 @@ def test_a_file_in_speculators_format_is_held_to_the_same(target, made, changes,
 
 
 def test_a_head_with_a_bias_cannot_be_borrowed(target, made, monkeypatch):
-    import import_drafter
-
     real = import_drafter.target_head.read
     monkeypatch.setattr(
         "import_drafter.target_head.read",

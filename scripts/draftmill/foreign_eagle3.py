@@ -109,6 +109,8 @@ def of_speculators(
 def config_of(
     layers: LlamaConfig, output_of: list[int], size: int, flags: dict, tokens: int, manifest: dict
 ) -> Eagle3SpeculatorConfig:
+    # said outright, as in the drafters that are trained here: Llama's own configuration has no windows
+    layers.layer_types = ["full_attention"] * layers.num_hidden_layers
     return Eagle3SpeculatorConfig(
         transformer_layer_config=layers,
         draft_vocab_size=size,
