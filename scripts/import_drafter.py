@@ -1,7 +1,6 @@
 """Takes over a drafter that others trained, so that it is measured by the same rule as those trained here."""
 
 import argparse
-import importlib
 from collections import Counter
 from pathlib import Path
 
@@ -9,8 +8,8 @@ import torch
 from speculators import SpeculatorModelConfig
 from torch import nn
 
-from draftmill import drafter_files, foreign_files, target_head
-from draftmill.atomic import sha256_of, write_json
+from draftmill import algorithms, drafter_files, foreign_files, target_head
+from draftmill.atomic import write_json
 from draftmill.dtype_policy import Ledger, name_of
 from draftmill.errors import DraftmillError
 from draftmill.foreign_drafter import Foreign
@@ -35,7 +34,7 @@ def import_checkpoint(stage: Stage, target: Path, head: Path, output: Path) -> N
     settings, manifest = stage.config, read_manifest(target)
     stage.expect("target", target, manifest["fingerprint"])
     tensors, dtype = target_head.read(head, stage), manifest["dtype"]
-    algorithm = importlib.import_module(f"draftmill.foreign_{settings['algorithm']}")
+    algorithm = algorithms.load(settings["algorithm"], "foreign_")
     folder = foreign_files.folder_of(settings)
     found: Foreign = algorithm.read(folder, manifest, settings["layers"]["output_of"])
     remarks = found.remarks + about_ends(found.tensors, tensors)
@@ -48,7 +47,7 @@ def import_checkpoint(stage: Stage, target: Path, head: Path, output: Path) -> N
     run = dict.fromkeys(NOT_TRAINED) | {
         "algorithm": settings["algorithm"],
         "precision": None,
-        "files": {name: sha256_of(output / name) for name in drafter_files.FILES},
+        "files": drafter_files.digests(output),
         "layers": {"output_of": found.layers},
         "rendering": None,  # nothing in a checkpoint tells it
         "imported": {

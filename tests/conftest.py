@@ -171,6 +171,18 @@ def prepared_target(tiny_target, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
+def foreign_target(prepared_target, tmp_path, monkeypatch):
+    """The tiny target, for drafters that others trained; the current folder is the test's own."""
+    import torch
+
+    from foreign_checkpoints import Target
+
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    return Target(prepared_target)
+
+
+@pytest.fixture
 def ready_road(config, prepared_target):
     """Everything that training needs: states of all sources, draft vocabulary."""
     from mini_road import road_of

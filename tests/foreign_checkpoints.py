@@ -1,6 +1,7 @@
 """Tiny drafters in the formats in which others publish theirs, and their import."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -36,6 +37,17 @@ SHAPE = {
     "sliding_window": None,
     "use_sliding_window": False,
     "max_window_layers": 2,
+}
+
+YARN = {
+    "type": "yarn",
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 64,
 }
 
 
@@ -145,7 +157,7 @@ def biases(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return random_tensors({n.replace("weight", "bias"): (tensors[n].shape[0],) for n in names})
 
 
-def dflash(target: dict, layers: list[int] = LAYERS, depth: int = 2) -> Checkpoint:
+def dflash_checkpoint(target: dict, layers: list[int] = LAYERS, depth: int = 2) -> Checkpoint:
     """z-lab's layout."""
     config = SHAPE | {
         "architectures": ["DFlashDraftModel"],
@@ -165,7 +177,9 @@ def dflash(target: dict, layers: list[int] = LAYERS, depth: int = 2) -> Checkpoi
     return Checkpoint(config, random_tensors(shapes))
 
 
-def eagle3(target: dict, kept: list[int] | None = None, embedding: bool = False) -> Checkpoint:
+def eagle3_checkpoint(
+    target: dict, kept: list[int] | None = None, embedding: bool = False
+) -> Checkpoint:
     """SafeAILab's layout; kept: the draft vocabulary, KEPT unless given."""
     kept, vocab = KEPT if kept is None else kept, target["vocab_size"]
     config = SHAPE | {
@@ -185,3 +199,44 @@ def eagle3(target: dict, kept: list[int] | None = None, embedding: bool = False)
     t2d[kept] = True
     maps = {"t2d": t2d, "d2t": torch.tensor(kept) - torch.arange(len(kept))}
     return Checkpoint(config, random_tensors(shapes) | maps)
+
+
+def written(
+    builder: Callable[..., Checkpoint],
+    target: Target,
+    folder: Path,
+    change: Callable[[Checkpoint], None] | None = None,
+    kind: str = "safetensors",
+    **options,
+) -> Path:
+    """The folder of the builder's checkpoint for this target, once `change` is made to it."""
+    checkpoint = builder(target.manifest, **options)
+    if change:
+        change(checkpoint)
+    return checkpoint.write(folder, kind)
+
+
+def with_config(**changes) -> Callable[[Checkpoint], None]:
+    return lambda checkpoint: checkpoint.config.update(changes)
+
+
+def with_dflash(**changes) -> Callable[[Checkpoint], None]:
+    return lambda checkpoint: checkpoint.config["dflash_config"].update(changes)
+
+
+def with_windows(*kinds: str, **more) -> Callable[[Checkpoint], None]:
+    kinds = [f"{kind}_attention" for kind in kinds]
+    return with_config(use_sliding_window=True, sliding_window=64, layer_types=kinds, **more)
+
+
+def without(*names: str) -> Callable[[Checkpoint], None]:
+    def change(checkpoint: Checkpoint) -> None:
+        for name in names:
+            del checkpoint.tensors[name]
+
+    return change
+
+
+def remarks(output: Path) -> list[str]:
+    """What run.json tells of an imported drafter."""
+    return json.loads((output / "run.json").read_text())["imported"]["remarks"]

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 import reference_loop
 from draftmill import acceptance, draft_vocab, eagle3, target_head
 from draftmill.capture import Capture
-from draftmill.drafter_training import export
+from draftmill.drafter_files import export
 from draftmill.dtype_policy import Ledger, cast
 from draftmill.packing import pack
 

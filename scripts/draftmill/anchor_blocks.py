@@ -48,13 +48,23 @@ def supervised(
 
 
 def visibility(
-    documents: torch.Tensor, anchors: torch.Tensor, block: int, window: int | None, device: str
+    documents: torch.Tensor,
+    anchors: torch.Tensor,
+    block: int,
+    window: int | None,
+    device: str,
+    whole_blocks: bool = False,
 ) -> torch.Tensor | BlockMask:
     """What each slot may attend to, keys being [context | all blocks]: speculators' mask function, as a bool
     tensor [1, 1, anchors * block, tokens + anchors * block] for SDPA on a CPU, or as flex attention's
-    BlockMask on CUDA."""
+    BlockMask on CUDA.
+
+    whole_blocks: a slot sees its whole block where there is a window too, not only what stands before it.
+    """
     tokens = len(documents)
-    sees, queries, keys = create_anchor_block_mask_mod(documents, tokens, anchors, block, window)
+    sees, queries, keys = create_anchor_block_mask_mod(
+        documents, tokens, anchors, block, window, whole_blocks
+    )
     if device == "cuda":
         return create_block_mask(sees, None, None, queries, keys, device=device)
     rows, columns = torch.arange(queries)[:, None], torch.arange(keys)[None]

@@ -111,7 +111,9 @@ def drafted(
     for index, layer in enumerate(model.layers):
         window = model.sliding_window if index in model.sliding_window_indices else None
         if window not in masks:
-            masks[window] = anchor_blocks.visibility(documents, anchors, block, window, device.type)
+            masks[window] = anchor_blocks.visibility(
+                documents, anchors, block, window, device.type, model.sliding_window_non_causal
+            )
         hidden = layer(
             hidden_states=hidden,
             target_hidden=context,

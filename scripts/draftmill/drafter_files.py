@@ -1,4 +1,4 @@
-"""A finished drafter's files, in speculators' layout."""
+"""A finished drafter's files, written in speculators' layout (exported_drafter reads them)."""
 
 import json
 import tempfile
@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from speculators import SpeculatorModelConfig
 from torch import nn
 
-from draftmill.atomic import atomic_path, write_text
+from draftmill.atomic import atomic_path, sha256_of, write_text
 from draftmill.dtype_policy import DTYPES, Ledger, cast
 
 FILES = ("config.json", "model.safetensors")
@@ -28,3 +28,8 @@ def export(
     write_text(folder / "config.json", json.dumps(written, indent=2, sort_keys=True) + "\n")
     with atomic_path(folder / "model.safetensors") as temporary:
         save_file(tensors, temporary, {"format": "pt"})  # one entry: their order is random
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each."""
+    return {name: sha256_of(folder / name) for name in FILES}

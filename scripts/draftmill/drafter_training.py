@@ -1,8 +1,6 @@
 """The training of a drafter, whatever its algorithm: what the train scripts share, and what the audit runs."""
 
 import argparse
-import json
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -10,14 +8,13 @@ from types import ModuleType
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from safetensors.torch import save_file
 from speculators import SpeculatorModelConfig
 from torch import nn
 
-from draftmill import draft_vocab, target_head
-from draftmill.atomic import atomic_path, sha256_of, write_json, write_text
+from draftmill import draft_vocab, drafter_files, target_head
+from draftmill.atomic import atomic_path, write_json
 from draftmill.devices import best_device
-from draftmill.dtype_policy import DTYPES, Ledger, cast
+from draftmill.dtype_policy import DTYPES, Ledger
 from draftmill.errors import DraftmillError
 from draftmill.layers import check_layers
 from draftmill.stage import Stage, combine
@@ -104,7 +101,7 @@ def train(options: argparse.Namespace, algorithm: ModuleType) -> None:
     resume = options.resume / f"{stage.rule}-{stage.fingerprint}.safetensors"
     progress = found.trainer.run(found.data["train"], found.data["validation"], resume)
 
-    export(found.drafter, found.config, found.manifest["dtype"], folder, found.ledger)
+    drafter_files.export(found.drafter, found.config, found.manifest["dtype"], folder, found.ledger)
     write_metrics(folder / "metrics.parquet", progress.metrics, stage.fingerprint)
     training = stage.config["training"]
     run = {
@@ -116,7 +113,7 @@ def train(options: argparse.Namespace, algorithm: ModuleType) -> None:
         "tokens": progress.tokens,
         "seed": training["seed"],
         "precision": training["precision"],
-        "files": files_of(folder),
+        "files": drafter_files.digests(folder),
         "layers": stage.config["layers"],
         "rendering": found.data["train"].rendering,
         "record": stage.record(dtypes=dict(found.ledger)),
@@ -134,27 +131,6 @@ def weights_dtype(precision: str, dtype: str) -> str:
             "mixed."
         )
     return "float32" if precision == "mixed" else "bfloat16"
-
-
-def export(
-    drafter: nn.Module, config: SpeculatorModelConfig, dtype: str, folder: Path, ledger: Ledger
-) -> None:
-    """config.json and model.safetensors in speculators' layout, every weight in the declared dtype."""
-    cast(drafter, DTYPES[dtype])
-    ledger.expect_module("exported checkpoint", drafter, dtype)
-    tensors = {k: v.detach().cpu().contiguous() for k, v in drafter.state_dict().items()}
-    config.dtype = DTYPES[dtype]
-    with tempfile.TemporaryDirectory() as scratch:
-        config.save_pretrained(scratch)
-        written = json.loads((Path(scratch) / "config.json").read_text())
-    write_text(folder / "config.json", json.dumps(written, indent=2, sort_keys=True) + "\n")
-    with atomic_path(folder / "model.safetensors") as temporary:
-        save_file(tensors, temporary, {"format": "pt"})  # one entry: their order is random
-
-
-def files_of(folder: Path) -> dict[str, str]:
-    """The SHA-256 of a drafter's files."""
-    return {n: sha256_of(folder / n) for n in ("config.json", "model.safetensors")}
 
 
 def write_metrics(path: Path, metrics: list[dict], fingerprint: str) -> None:

@@ -77,7 +77,7 @@ def of_original(
     block_size = own["block_size"] or BLOCK_SIZE
     check_mask_token(own["mask_token_id"], manifest, where)
     causal = source.get("is_causal")
-    check_windows(layers, block_size, causal, where)
+    remarks += check_windows(layers, block_size, causal, where)
     return DFlashSpeculatorConfig(
         transformer_layer_config=layers,
         draft_vocab_size=layers.vocab_size,
@@ -110,7 +110,7 @@ def of_speculators(
             f"{where}: does not say sliding_window_non_causal, which speculators takes as false and vLLM as true; "
             "add what it was trained with."
         )
-    check_windows(layers, fields["block_size"], None, where)
+    remarks += check_windows(layers, fields["block_size"], None, where)
     tokens = foreign_speculators.proposed_tokens(source, fields["block_size"] - 1)
     own = speculators_config("dflash", tokens, manifest)
     return DFlashSpeculatorConfig(**fields, speculators_config=own), remarks
@@ -133,8 +133,8 @@ def check_mask_token(token: object, manifest: dict, where: Path) -> None:
 
 def check_windows(
     layers: PretrainedConfig, block_size: int, causal: bool | None, where: Path
-) -> None:
-    """Refuses attention that speculators' masks cannot express.
+) -> list[str]:
+    """Remarks on windows; refuses attention that speculators' masks cannot express.
 
     There full layers see the whole block, and sliding ones see it whole or causally, by one flag.
     """
@@ -155,6 +155,12 @@ def check_windows(
             f"{where}: is_causal is true with full_attention in layer_types: such layers see the block causally, "
             "which speculators' model cannot represent; take another checkpoint."
         )
+    if SLIDING not in kinds:
+        return []
+    return [
+        f"windows: speculators counts the {window} positions back from the anchor, z-lab and vLLM from each slot; "
+        "the two differ in texts that are longer"
+    ]
 
 
 def skeleton(config: DFlashSpeculatorConfig) -> nn.Module:
