@@ -16,6 +16,7 @@ include: "rules/prompts.smk"
 include: "rules/responses.smk"
 include: "rules/hidden_states.smk"
 include: "rules/train.smk"
+include: "rules/import.smk"
 include: "rules/acceptance.smk"
 include: "rules/report.smk"
 

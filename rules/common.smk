@@ -35,7 +35,7 @@ onstart:
 
 
 onsuccess:
-    for sentence in job_times.warnings(LOGS, PLAN.captures(), PLAN.shard_counts()):
+    for sentence in job_times.warnings(LOGS, PLAN.captured(), PLAN.shard_counts()):
         print(sentence, file=sys.stderr)
 
 
@@ -98,8 +98,9 @@ def over_shards(pattern, names, **fixed):
 
 
 def counted(*roles):
-    """The sources with these roles as NAME:SHARDS, for scripts that read whole folders."""
-    return " ".join(f"{name}:{len(PLAN.shards(name))}" for name in PLAN.with_role(*roles))
+    """The used sources with these roles as NAME:SHARDS, for scripts that read whole folders."""
+    used = [name for name in PLAN.with_role(*roles) if name in PLAN.used()]
+    return " ".join(f"{name}:{len(PLAN.shards(name))}" for name in used)
 
 
 def several(rule):

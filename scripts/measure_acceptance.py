@@ -64,14 +64,15 @@ def check_files(folder: Path, files: dict[str, str]) -> None:
     for name, digest in files.items():
         if sha256_of(folder / name) != digest:
             raise DraftmillError(
-                f"{folder / name}: was edited after training (its SHA-256 is not the one in run.json); "
-                "delete it and start Snakemake again to train anew."
+                f"{folder / name}: was edited after it was made (its SHA-256 is not the one in run.json); "
+                "delete it and start Snakemake again to make it anew."
             )
 
 
 def check_agreement(run: dict, data: StateDataset, states: Path) -> None:
-    """The states must be of the layers and the rendering that the drafter was trained on."""
-    if run["rendering"] != data.rendering:
+    """The states must be of the layers and the rendering that the drafter was trained on; a drafter that
+    others trained does not say which rendering that was."""
+    if run["rendering"] not in (None, data.rendering):
         raise DraftmillError(
             f"{states}: its prompts were rendered with {data.rendering}, but the drafter was trained "
             f"with {run['rendering']}; training and evaluation must agree."
@@ -84,12 +85,12 @@ def check_agreement(run: dict, data: StateDataset, states: Path) -> None:
 
 
 def check_target(run: dict, stage: Stage, folder: Path) -> None:
-    """The target that the drafter was trained for, as its own record has it, is the one of this run."""
+    """The target that the drafter was made for, as its own record has it, is the one of this run."""
     found = json.loads(run["record"]["settings"])["inputs"]["target"]
     if found != stage.inputs["target"]:
         raise DraftmillError(
-            f"{folder / 'run.json'}: was trained for the target with the fingerprint {found}, but this run's "
-            f"has {stage.inputs['target']}; delete the drafter and start Snakemake again to train one for this "
+            f"{folder / 'run.json'}: was made for the target with the fingerprint {found}, but this run's "
+            f"has {stage.inputs['target']}; delete the drafter and start Snakemake again to make one for this "
             "target."
         )
 
@@ -148,6 +149,7 @@ def document(stage: Stage, manifest: dict, run: dict, found: dict, drafter, ledg
             for a, w in zip(abouts, walks, strict=True)
         ],
         "drafter": {k: run[k] for k in ("algorithm", "seed", "steps", "best_step", "precision")},
+        "imported": run.get("imported"),
         "record": stage.record(dtypes=dict(ledger)),
         "fingerprint": stage.fingerprint,
     }

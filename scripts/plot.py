@@ -15,6 +15,10 @@ from draftmill.stage import Stage, combine
 
 matplotlib.rcParams["svg.hashsalt"] = "draftmill"  # the same figure gives the same bytes
 matplotlib.rcParams["font.size"] = 10
+LOSSES = {  # algorithm -> what its loss is; no two are comparable
+    "eagle3": "loss, summed over TTT steps",
+    "dflash": "loss, weighted mean over a block",
+}
 
 
 def main() -> None:
@@ -25,15 +29,26 @@ def main() -> None:
     parser.add_argument("--training", required=True, type=Path)
     parser.add_argument("--per-position", required=True, type=Path)
     options = parser.parse_args()
-    stage = options.settings
-    measured = {path: json.loads(path.read_text()) for path in options.acceptance}
+    draw(
+        options.settings,
+        options.acceptance,
+        options.metrics,
+        options.training,
+        options.per_position,
+    )
+
+
+def draw(
+    stage: Stage, acceptance: list[Path], metrics: list[Path], training: Path, per_position: Path
+) -> None:
+    measured = {path: json.loads(path.read_text()) for path in acceptance}
     found = combine(value["fingerprint"] for value in measured.values())
-    stage.expect("acceptance", options.acceptance[0].parent.parent, found)
-    metadata = [pq.read_schema(path).metadata or {} for path in options.metrics]
+    stage.expect("acceptance", acceptance[0].parent.parent, found)
+    metadata = [pq.read_schema(path).metadata or {} for path in metrics]
     trained = combine(m.get(b"fingerprint", b"").decode() for m in metadata)
     stage.expect("drafters", "metrics.parquet of the drafters", trained)
-    save(training_figure(options.metrics), options.training, stage)
-    save(acceptance_figure(measured), options.per_position, stage)
+    save(training_figure(metrics, stage.config["algorithms"]), training, stage)
+    save(acceptance_figure(measured), per_position, stage)
 
 
 def save(figure, path: Path, stage: Stage) -> None:
@@ -44,10 +59,21 @@ def save(figure, path: Path, stage: Stage) -> None:
     plt.close(figure)
 
 
-def training_figure(paths: list[Path]):
-    """Loss and first-draft accuracy over the steps, per drafter."""
-    figure, (losses, accuracies) = plt.subplots(1, 2, figsize=(10, 3.6))
+def training_figure(paths: list[Path], algorithms: dict[str, str]):
+    """Loss and first-draft accuracy over the steps, per drafter; a row of its own for each algorithm.
+
+    paths: metrics.parquet in the drafters' folders. algorithms: drafter -> algorithm.
+    """
+    kinds = sorted(set(algorithms.values()))
+    if not kinds:
+        return sentence("No drafter was trained in this run.")
+    size = (10, 3.6 * len(kinds))
+    figure, grid = plt.subplots(len(kinds), 2, figsize=size, squeeze=False, layout="constrained")
+    for kind, (losses, accuracies) in zip(kinds, grid, strict=True):
+        losses.set(title=kind, xlabel="step", ylabel=LOSSES[kind], yscale="log")
+        accuracies.set(xlabel="step", ylabel="accuracy of the first draft token", ylim=(0, 1))
     for color, path in enumerate(paths):
+        losses, accuracies = grid[kinds.index(algorithms[path.parent.name])]
         rows = pq.read_table(path).to_pylist()
         for kind, style in (("train", {"lw": 0.8, "alpha": 0.6}), ("validation", {"marker": "o"})):
             kept = [r for r in rows if r["kind"] == kind]
@@ -55,9 +81,15 @@ def training_figure(paths: list[Path]):
             losses.plot(steps, [r["loss"] for r in kept], f"C{color}", label=label, **style)
             first = [r["full_acc_0"] for r in kept]
             accuracies.plot(steps, first, f"C{color}", label=label, **style)
-    losses.set(xlabel="step", ylabel="loss, summed over TTT steps", yscale="log")
-    accuracies.set(xlabel="step", ylabel="accuracy of the first draft token", ylim=(0, 1))
-    accuracies.legend(fontsize=8)
+    for accuracies in grid[:, 1]:
+        accuracies.legend(fontsize=8)
+    return figure
+
+
+def sentence(text: str):
+    """A figure that says why there is none."""
+    figure = plt.figure(figsize=(6, 0.5))
+    figure.text(0.5, 0.5, text, ha="center", va="center")
     return figure
 
 

@@ -24,6 +24,9 @@ SUMMARY = (
     "steps",
     "repetition",
     "outside",
+    "algorithm",
+    "imported",
+    "drafting",
     "draft_tokens",
     "temperature",
     "max_new_tokens",
@@ -42,10 +45,13 @@ def main() -> None:
     parser.add_argument("--html", required=True, type=Path)
     parser.add_argument("--summary", required=True, type=Path)
     options = parser.parse_args()
-    stage = options.settings
-    data = report_data.collect(options.root, options.logs, stage)
-    write_text(options.html, html(data, stage))
-    write_text(options.summary, summary(data["taus"]))
+    write(options.settings, options.root, options.logs, options.html, options.summary)
+
+
+def write(stage: Stage, root: Path, logs: Path, page: Path, table: Path) -> None:
+    data = report_data.collect(root, logs, stage)
+    write_text(page, html(data, stage))
+    write_text(table, summary(data["taus"]))
     for row in data["taus"]:
         if row["category"] == "all":
             print(f"tau of {row['drafter']} on {row['source']}: {row['tau_pooled']:.3f} (pooled)")
@@ -54,6 +60,7 @@ def main() -> None:
 def html(data: dict, stage: Stage) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["number"] = lambda x: "–" if x is None else f"{x:.3f}"
+    environment.filters["stated"] = lambda x: "–" if x is None else x
     environment.filters["percent"] = lambda x: "–" if x is None else f"{x:.1%}"
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     title, run = stage.config["title"], stage.config["run"]

@@ -119,6 +119,20 @@ def finished_run(tiny_target, tmp_path_factory):
     return run
 
 
+@pytest.fixture(scope="session")
+def four_drafters(finished_run, tmp_path_factory):
+    """That run with a drafter of either algorithm, and with the export of each taken over from data/taken."""
+    from workflow import publish, with_block_drafter, with_imported
+
+    run = finished_run.copy(tmp_path_factory.mktemp("four") / "run")
+    run.write_config(with_block_drafter(copy.deepcopy(run.config)))
+    run.snakemake("--until", "train_dflash")
+    publish(run.result("drafters"), run.folder / "data/taken")
+    run.write_config(with_imported(run.config, "data/taken"))
+    run.snakemake()
+    return run
+
+
 @pytest.fixture
 def config(tiny_target, tmp_path, monkeypatch) -> dict:
     """The tiny configuration, its sources in a fresh current folder."""

@@ -12,10 +12,13 @@ import check_leaks
 import extract_hidden_states
 import gate_hidden_states
 import generate_responses
+import import_drafter
 import index_hidden_states
 import measure_acceptance
+import plot
 import prepare_prompts
 import prepare_target
+import report
 import tokenize_conversations
 from draftmill import algorithms, drafter_training
 from draftmill.driver.config import completed
@@ -48,7 +51,7 @@ class MiniRoad:
         prepare_prompts.prepare(stage, self.table("prompts", source, shard))
 
     def check_leaks(self) -> None:
-        sources = [f"{n}:{len(self.plan.shards(n))}" for n in self.plan.config["sources"]]
+        sources = [f"{n}:{len(self.plan.shards(n))}" for n in self.plan.used()]
         output = self.root / "gates/leaks.json"
         check_leaks.check(self.stage("check_leaks"), self.root / "prompts", sources, output)
 
@@ -133,6 +136,12 @@ class MiniRoad:
         drafter_training.train(argparse.Namespace(**options), algorithm)
         return output
 
+    def import_drafter(self, drafter: str) -> Path:
+        output = self.root / "drafters" / drafter
+        stage = self.stage("import_drafter", drafter=drafter)
+        import_drafter.import_checkpoint(stage, self.target, self.head, output)
+        return output
+
     def measure_acceptance(self, source: str, drafter: str = "small") -> Path:
         output = self.root / f"acceptance/{drafter}/{source}.json"
         measure_acceptance.measure(
@@ -143,6 +152,23 @@ class MiniRoad:
             output,
         )
         return output
+
+    def report(self) -> Path:
+        """The figures and the report of what has been measured; gates are passed first."""
+        self.check_leaks()
+        for _, source in self.plan.captured():
+            for shard in self.plan.shards(source):
+                self.gate_hidden_states(source, shard)
+        measured = self.plan.measured()
+        acceptance = [
+            self.root / "acceptance/{drafter}/{source}.json".format(**at) for at in measured
+        ]
+        metrics = [self.root / f"drafters/{name}/metrics.parquet" for name in self.plan.trained()]
+        figures = [self.root / f"figures/{name}.svg" for name in ("training", "acceptance")]
+        plot.draw(self.stage("plot"), acceptance, metrics, *figures)
+        page, table = self.root / "report.html", self.root / "summary.tsv"
+        report.write(self.stage("report"), self.root, Path("logs"), page, table)
+        return page
 
 
 def write_data(learn: list, choose: list, judge: list) -> None:

@@ -30,7 +30,7 @@ OTHERS = {
     ),
     "other weights": (
         {"seed": 3},
-        r"run.json: was trained for the target with the fingerprint \w+, but",
+        r"run.json: was made for the target with the fingerprint \w+, but",
     ),
     "more layers": ({"num_hidden_layers": 8}, "trained for the target with the fingerprint"),
 }

@@ -16,12 +16,16 @@ from mini_road import road_of
 
 HEADER = "s\tmax_rss\tcpu_time\n"
 SETTINGS = {
-    "captures": ["low"],
+    "captured": [["low", "learn"], ["low", "judge"]],
+    "trained": ["small"],
     "sources": [["learn", 3], ["judge", 1]],
     "tests": ["judge"],
     "generated": ["learn"],
 }
-RUNS = [{"name": "small", "algorithm": "eagle3"}]
+RUNS = [
+    {"name": "small", "record": {"rule": "train_eagle3"}},
+    {"name": "taken", "record": {"rule": "import_drafter"}},
+]
 THREE = ["learn/00000", "learn/00001", "learn/00002"]
 clock = iter(range(1_000_000_000, 2_000_000_000))
 
@@ -68,7 +72,9 @@ def test_a_share_over_ten_percent_of_all_jobs_is_warned_of_with_the_rules_name(l
     assert found["share"] == pytest.approx(0.5)
     assert "50% of the time of gate_hidden_states" in found["warning"]
     assert "--set-resources gate_hidden_states:shards_per_job=N" in found["warning"]
-    assert job_times.warnings(str(logs), ["low"], SETTINGS["sources"]) == [found["warning"]]
+    assert job_times.warnings(str(logs), SETTINGS["captured"], SETTINGS["sources"]) == [
+        found["warning"]
+    ]
 
 
 @pytest.mark.parametrize("gone", ["removed/00000", "learn/00003", "judge/00001"])
@@ -80,7 +86,7 @@ def test_jobs_of_removed_sources_and_shards_do_not_count(logs, gone):
 
 def test_jobs_of_a_removed_capture_do_not_count(logs):
     job(logs, "extract_hidden_states", "now", THREE, 1.0)
-    other = SETTINGS | {"captures": ["high"]}
+    other = SETTINGS | {"captured": [["high", "learn"]]}
     assert job_times.loading(logs, other) == []
 
 
@@ -99,6 +105,9 @@ def test_timings_leave_out_what_the_run_no_longer_has(logs):
     job(logs, "generate_responses", "judge.00000")  # its answers are given now
     job(logs, "train_eagle3", "removed")
     job(logs, "train_eagle3", "small", total=7.0)
+    job(logs, "train_dflash", "small")  # it was of another algorithm once
+    job(logs, "import_drafter", "taken")
+    job(logs, "build_draft_vocab", "taken")  # it was trained once
     job(logs, "measure_acceptance", "small.learn")
     job(logs, "measure_acceptance", "small.judge")
     job(logs, "extract_hidden_states", "low.learn.00000.and_2_more", THREE)
@@ -109,6 +118,7 @@ def test_timings_leave_out_what_the_run_no_longer_has(logs):
         "prepare_prompts": 1,
         "extract_hidden_states": 1,
         "train_eagle3": 1,
+        "import_drafter": 1,
         "measure_acceptance": 1,
     }
     assert rows["train_eagle3"] == {

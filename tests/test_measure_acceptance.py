@@ -68,7 +68,7 @@ def test_a_checkpoint_edited_by_hand_is_named(road):
     tensors = load_file(path)
     tensors["fc.weight"] = tensors["fc.weight"] * 2
     save_file(tensors, path, {"format": "pt"})
-    with pytest.raises(DraftmillError, match=r"model\.safetensors: was edited after training"):
+    with pytest.raises(DraftmillError, match=r"model\.safetensors: was edited after it was made"):
         road.measure_acceptance("judge")
 
 

@@ -1,5 +1,6 @@
 """Runs the real workflow in a copy of the project, on the tiny target."""
 
+import copy
 import json
 import os
 import re
@@ -97,6 +98,28 @@ def with_block_drafter(config: dict, **more) -> dict:
     return config
 
 
+PAIRS = {"small": "small-again", "block": "block-again"}  # drafter -> its export, taken over
+
+
+def with_imported(config: dict, folder: str) -> dict:
+    """A copy of the configuration in which drafters are only evaluated: the exports in `folder`, as if others had
+    trained them."""
+    config = copy.deepcopy(config)
+    for name, other in PAIRS.items():
+        kept = ("algorithm", "capture", "layers")
+        section = {k: v for k, v in config["drafters"][name].items() if k in kept}
+        config["drafters"][other] = section | {"path": f"{folder}/{name}"}
+    return config
+
+
+def publish(drafters: Path, folder: Path) -> None:
+    """Copies what others would find of the exported drafters."""
+    for name in PAIRS:
+        (folder / name).mkdir(parents=True)
+        for file in ("config.json", "model.safetensors"):
+            shutil.copy2(drafters / name / file, folder / name)
+
+
 class Run:
     """One folder with a copy of the project, its data and its results."""
 
@@ -146,6 +169,13 @@ class Run:
         jobs = {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+)$", table, re.M)}
         jobs.pop("all", None)
         return jobs
+
+    def stale_files(self, *arguments: str) -> set[str]:
+        """The outputs below results/RUN of the jobs that a dry run would start."""
+        text = self.snakemake("--dry-run", *arguments).stdout
+        lines = re.findall(r"^    output: (.*)$", text, re.M)
+        root = f"results/{self.config['run']}/"
+        return {name.removeprefix(root) for line in lines for name in line.split(", ")}
 
     def copy(self, folder: Path) -> "Run":
         """An independent copy with the same time stamps, Snakemake's records included."""

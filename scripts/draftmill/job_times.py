@@ -53,10 +53,10 @@ def jobs_of(logs: Path, settings: Json, runs: list[Json]) -> dict[str, list[str]
     }
     for rule in LOADS_TARGET:
         jobs[rule] = [job["name"] for job in loading_jobs(logs / rule, settings)]
-    jobs["index_hidden_states"] = [f"{c}.{s}" for c in settings["captures"] for s in sources]
-    jobs["build_draft_vocab"] = [run["name"] for run in runs]
+    jobs["index_hidden_states"] = [f"{c}.{s}" for c, s in settings["captured"]]
+    jobs["build_draft_vocab"] = list(settings["trained"])
     for run in runs:
-        jobs.setdefault(f"train_{run['algorithm']}", []).append(run["name"])
+        jobs.setdefault(run["record"]["rule"], []).append(run["name"])
     jobs["measure_acceptance"] = [f"{run['name']}.{test}" for run in runs for test in tests]
     return jobs | {"plot": ["all"]}
 
@@ -94,9 +94,10 @@ def loading(logs: Path, settings: Json) -> list[Json]:
     return found
 
 
-def warnings(logs: str, captures: list[str], sources: list) -> list[str]:
-    """The sentences for the end of a run. sources: [name, number of shards] of each."""
-    rows = loading(Path(logs), {"captures": captures, "sources": sources})
+def warnings(logs: str, captured: list, sources: list) -> list[str]:
+    """The sentences for the end of a run. captured: (capture, source) of all that is extracted.
+    sources: [name, number of shards] of each."""
+    rows = loading(Path(logs), {"captured": captured, "sources": sources})
     return [row["warning"] for row in rows if row["warning"]]
 
 
@@ -111,11 +112,11 @@ def warning(rule: str, share: float) -> str:
 def loading_jobs(folder: Path, settings: Json) -> list[Json]:
     """The loading files of the jobs behind the run's shards, each with its `name`; where several jobs made
     one shard, the last counts."""
+    counts = dict(settings["sources"])
     shards = {
         f"{capture}/{source}/{i:05d}"
-        for capture in settings["captures"]
-        for source, count in settings["sources"]
-        for i in range(count)
+        for capture, source in settings["captured"]
+        for i in range(counts[source])
     }
     last: dict[str, Json] = {}
     # Snakemake makes log files when a job starts: an empty one is of a job that was killed

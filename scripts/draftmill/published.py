@@ -7,6 +7,7 @@ suffix belongs to the name: Qwen3-4B-Instruct-2507 is another model than Qwen3-4
 """
 
 import csv
+import difflib
 import re
 from pathlib import Path
 
@@ -26,6 +27,25 @@ def rows(target: str, algorithm: str | None = None) -> list[dict]:
     name = base_name(target)
     found = [row for row in table() if base_name(row["target"]) == name]
     return [row for row in found if algorithm in (None, row["algorithm"])]
+
+
+def closest(target: str, algorithm: str) -> list[dict]:
+    """Rows of another target, for one that nobody published figures of.
+
+    Those of the target of the same family (the letters that a name begins with) whose name is most alike; where
+    no family fits, the means over benchmarks of every target.
+    """
+    found = [row for row in table() if row["algorithm"] == algorithm]
+    names = sorted({base_name(row["target"]) for row in found})
+    family = [n for n in names if family_of(n) == family_of(base_name(target))]
+    if not family:
+        return [row for row in found if row["benchmark"] == "mean"]
+    [nearest] = difflib.get_close_matches(base_name(target), family, n=1, cutoff=0.0)
+    return [row for row in found if base_name(row["target"]) == nearest]
+
+
+def family_of(name: str) -> str:
+    return re.match(r"[a-z]*", name).group()
 
 
 def table() -> list[dict]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import markupsafe
 
-from draftmill import draft_vocab, job_times, tables
+from draftmill import draft_vocab, job_times, side_by_side, tables
 from draftmill.atomic import read_json
 from draftmill.errors import DraftmillError
 from draftmill.stage import Stage, combine
@@ -33,11 +33,8 @@ def collect(root: Path, logs: Path, stage: Stage) -> Json:
             continue
         record = draft_vocab.read(root / "draft_vocab" / f"{run['name']}.safetensors")[2]
         run["coverage"] = record["coverage"]
-    gates = [
-        gate_summary(root, capture, source, shards)
-        for capture in stage.config["captures"]
-        for source, shards in sources
-    ]
+    counts = dict(sources)
+    gates = [gate_summary(root, c, s, counts[s]) for c, s in stage.config["captured"]]
     stage.expect("gates", root / "gates", combine(g["fingerprint"] for g in gates))
     leaks = read_json(root / "gates" / "leaks.json")
     stage.expect("leaks", root / "gates" / "leaks.json", leaks["fingerprint"])
@@ -45,10 +42,14 @@ def collect(root: Path, logs: Path, stage: Stage) -> Json:
     return {
         "target": target,
         "taus": [row for m in measured for row in tau_rows(m)],
+        "side_by_side": side_by_side.sources(runs, measured),
+        "imported": side_by_side.imported(runs),
+        "published": side_by_side.published_beside(target["name"], runs),
+        "published_digest": stage.config["published"],
         "measured": measured,
         "condition_keys": list(measured[0]["conditions"]),
         "positions": list(range(max(len(m["acceptance_per_position"]) for m in measured))),
-        "runs": runs,
+        "trained": [run for run in runs if run["name"] in stage.config["trained"]],
         "gates": gates,
         "leaks": leaks,
         "sources": [source_summary(root, name, shards) for name, shards in sources],
@@ -74,6 +75,8 @@ def tau_rows(measured: Json) -> list[Json]:
             {k: group[k] for k in keys}
             | {"drafter": measured["drafter_name"], "source": measured["source"]}
             | {"category": category, "tau_low": low, "tau_high": high}
+            | {"algorithm": measured["drafter"]["algorithm"]}
+            | {"imported": "yes" if measured["imported"] else "no"}
             | {"interval": "–" if low is None else f"{low:.2f} to {high:.2f}"}
             | {"outside": group.get("out_of_draft_vocab")}
             | measured["conditions"]
@@ -127,7 +130,7 @@ def ledger(root: Path, target: Json, gates: list[Json], runs: list[Json], measur
         states = read_json(root / "hidden_states" / capture / source / "manifest.json")
         stages.append((f"extract_hidden_states, {source}", states["dtypes"]))
         stages.append((f"gate_hidden_states, {source}", gate["dtypes"]))
-    stages += [(f"train, {r['name']}", r["record"]["dtypes"]) for r in runs]
+    stages += [(f"{r['record']['rule']}, {r['name']}", r["record"]["dtypes"]) for r in runs]
     stages += [
         (f"measure_acceptance, {m['drafter_name']} on {m['source']}", m["record"]["dtypes"])
         for m in measured

@@ -10,17 +10,26 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from draftmill import algorithms
-from draftmill.driver import drafter_config, engine, sources, target_source, tokenizer_source
+from draftmill.driver import (
+    drafter_config,
+    drafter_source,
+    engine,
+    sources,
+    target_source,
+    tokenizer_source,
+)
 from draftmill.driver.code import code_of
 from draftmill.stage import canonical, combine, fingerprint_of
 
 ENVS = Path(__file__).resolve().parents[3] / "envs"
-BY_ALGORITHM = {"measure_acceptance": ("",)}  # rule -> prefixes of the modules it takes by name
+# rule -> prefixes of the modules that its script takes by name
+BY_ALGORITHM = {"measure_acceptance": ("",), "import_drafter": ("foreign_",)}
 # keys of a drafter that say where it comes from and how it is measured, not how it is trained
 NOT_TRAINED = ("capture", "draft_tokens", "path", "hub", "revision")
 LOCKS = ("torch.txt", "requirements.lock")
 PROBES = Path(__file__).resolve().parents[3] / "resources" / "tokenizer_probes.jsonl"
 REPORT_TEMPLATE = Path(__file__).resolve().parents[3] / "resources" / "report.html.jinja"
+PUBLISHED = Path(__file__).resolve().parents[3] / "resources" / "published_tau.tsv"
 
 
 class Plan:
@@ -45,17 +54,27 @@ class Plan:
         return list(self.ranges[source])
 
     def shard_counts(self) -> list[list]:
-        """[name, number of shards] of every source, in the order of the configuration."""
-        return [[name, len(self.shards(name))] for name in self.config["sources"]]
+        """[name, number of shards] of every source that is used."""
+        return [[name, len(self.shards(name))] for name in self.used()]
 
     def with_role(self, *roles: str) -> list[str]:
         """The sources with these roles, in the order of the configuration; all without a role."""
         sources = self.config["sources"].items()
         return [name for name, source in sources if not roles or source["role"] in roles]
 
+    def used(self) -> list[str]:
+        """The sources of which anything is made: without a drafter to train, those that are reported."""
+        return self.with_role(*([] if self.trained() else ["test"]))
+
     def captures(self) -> list[str]:
         """The captures that a drafter uses."""
         return sorted({d["capture"] for d in self.config["drafters"].values()})
+
+    def captured(self) -> list[tuple[str, str]]:
+        """(capture, source) of all that is extracted: a capture that trains nothing holds the test sources."""
+        fed = {self.config["drafters"][d]["capture"] for d in self.trained()}
+        roles = {c: [] if c in fed else ["test"] for c in self.captures()}
+        return [(c, s) for c in self.captures() for s in self.with_role(*roles[c])]
 
     # ---- settings ----------------------------------------------------------------------------
 
@@ -118,7 +137,7 @@ class Plan:
         return slice_ | {"start": start, "stop": stop, "digest": digest}, {}
 
     def _check_leaks(self) -> tuple[dict, dict]:
-        roles = {name: source["role"] for name, source in self.config["sources"].items()}
+        roles = {name: self.config["sources"][name]["role"] for name in self.used()}
         inputs = {name: self.of_sources("prepare_prompts", [name]) for name in roles}
         return {"roles": roles, "duplicates": self.config["leaks"]["duplicates"]}, inputs
 
@@ -209,6 +228,12 @@ class Plan:
 
     _train_eagle3 = _train_dflash = _training
 
+    def _import_drafter(self, drafter: str) -> tuple[dict, dict]:
+        settings = self.config["drafters"][drafter]
+        slice_ = {k: settings[k] for k in ("algorithm", "path", "hub", "revision", "layers")}
+        digest = drafter_source.digest(drafter, settings)
+        return slice_ | {"digest": digest}, {"target": self.fingerprint("prepare_target")}
+
     def train_rule(self, drafter: str) -> str:
         """The rule that makes a drafter's files."""
         imported = drafter not in self.trained()
@@ -245,7 +270,8 @@ class Plan:
 
     def _plot(self) -> tuple[dict, dict]:
         trained = combine(self.fingerprint(self.train_rule(d), drafter=d) for d in self.trained())
-        return {}, self._results() | {"drafters": trained}
+        names = {d: self.algorithm(d) for d in self.trained()}
+        return {"algorithms": names}, self._results() | {"drafters": trained}
 
     def _report(self) -> tuple[dict, dict]:
         gates = [self.of_sources("gate_hidden_states", [s], capture=c) for c, s in self.captured()]
@@ -258,13 +284,11 @@ class Plan:
             "run": self.config["run"],
             "drafters": list(self.config["drafters"]),
             "trained": self.trained(),
-            "captures": self.captures(),
+            "captured": [list(pair) for pair in self.captured()],
             "sources": self.shard_counts(),
             "tests": self.with_role("test"),
-            "generated": [n for n in self.config["sources"] if self.generates(n)],
+            "generated": [n for n in self.used() if self.generates(n)],
             "template": sources.file_digest(REPORT_TEMPLATE),
+            "published": sources.file_digest(PUBLISHED),
         }
         return dict(self.config["report"]) | names, inputs
-
-    def captured(self) -> list[tuple[str, str]]:
-        return [(c, s) for c in self.captures() for s in self.config["sources"]]

@@ -29,7 +29,11 @@ def digest(target: dict) -> str:
     if not (folder / "config.json").is_file():
         raise DraftmillError(f"config: 'target.path': {folder} holds no config.json.")
     check_weights(folder)
-    files = sorted(p for p in folder.iterdir() if p.is_file())
+    return files_digest(sorted(p for p in folder.iterdir() if p.is_file()))
+
+
+def files_digest(files: list[Path]) -> str:
+    """A digest of files by name: whole contents up to 4 GiB in all, else sizes, headers and samples."""
     whole = sum(p.stat().st_size for p in files) <= WHOLE_BYTES
     parts = (f"{p.name}\0{file_digest(p) if whole else sampled_digest(p)}\n" for p in files)
     return hashlib.sha256("".join(parts).encode()).hexdigest()[:32]
