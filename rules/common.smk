@@ -98,9 +98,8 @@ def over_shards(pattern, names, **fixed):
 
 
 def counted(*roles):
-    """The used sources with these roles as NAME:SHARDS, for scripts that read whole folders."""
-    used = [name for name in PLAN.with_role(*roles) if name in PLAN.used()]
-    return " ".join(f"{name}:{len(PLAN.shards(name))}" for name in used)
+    """The sources with these roles as NAME:SHARDS, for scripts that read whole folders."""
+    return " ".join(f"{name}:{len(PLAN.shards(name))}" for name in PLAN.with_role(*roles))
 
 
 def several(rule):

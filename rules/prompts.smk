@@ -27,7 +27,7 @@ rule prepare_prompts:
 
 rule check_leaks:
     input:
-        prompts=over_shards(PROMPTS, PLAN.used()),
+        prompts=over_shards(PROMPTS, PLAN.config["sources"]),
     output:
         gate=LEAKS,
     log:

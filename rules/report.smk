@@ -33,7 +33,7 @@ rule report:
         acceptance=ALL_MEASURED,
         runs=of_drafters(f"{DRAFTER}/run.json"),
         vocab=of_drafters(DRAFT_VOCAB, PLAN.trained()),
-        tokens=over_shards(TOKENS, PLAN.used()),
+        tokens=over_shards(TOKENS, PLAN.config["sources"]),
         gates=ALL_GATES,
         leaks=LEAKS,
         target=TARGET,

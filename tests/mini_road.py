@@ -51,7 +51,7 @@ class MiniRoad:
         prepare_prompts.prepare(stage, self.table("prompts", source, shard))
 
     def check_leaks(self) -> None:
-        sources = [f"{n}:{len(self.plan.shards(n))}" for n in self.plan.used()]
+        sources = [f"{n}:{len(self.plan.shards(n))}" for n in self.plan.config["sources"]]
         output = self.root / "gates/leaks.json"
         check_leaks.check(self.stage("check_leaks"), self.root / "prompts", sources, output)
 

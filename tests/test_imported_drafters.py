@@ -108,14 +108,6 @@ def test_drafters_of_others_alone_need_no_training_source(both, config):
     assert not made & {"draft_vocab", "metrics.parquet", "learn", "choose"}
 
 
-def test_training_sources_are_left_alone_where_nothing_is_trained(both, config):
-    alone = with_imported(config, "taken")
-    del alone["drafters"]["small"], alone["drafters"]["block"]
-    plan = MiniRoad(alone).plan
-    assert plan.used() == ["judge"]
-    assert plan.captured() == [("low", "judge")]
-
-
 def test_a_capture_of_an_imported_drafter_alone_holds_no_training_source(both, config):
     mixed = with_imported(config, "taken")
     mixed["hidden_states"]["captures"]["other"] = {"output_of": [0, 2]}

@@ -17,6 +17,7 @@ FOLLOWS = {
         "tokenize_conversations",
         "extract_hidden_states",
         "build_draft_vocab",
+        "import_drafter",
     ],
     "prepare_prompts": ["check_leaks", "generate_responses", "tokenize_conversations"],
     "check_leaks": ["report"],
@@ -24,15 +25,18 @@ FOLLOWS = {
     "tokenize_conversations": ["extract_hidden_states", "build_draft_vocab"],
     "extract_hidden_states": ["gate_hidden_states", "index_hidden_states"],
     "gate_hidden_states": ["report"],
-    "index_hidden_states": ["train_eagle3", "measure_acceptance"],
-    "build_draft_vocab": ["train_eagle3"],
+    "index_hidden_states": ["train_eagle3", "train_dflash", "measure_acceptance"],
+    "build_draft_vocab": ["train_eagle3", "train_dflash"],
     "train_eagle3": ["measure_acceptance"],
+    "train_dflash": ["measure_acceptance"],
+    "import_drafter": ["measure_acceptance"],
     "measure_acceptance": ["plot"],
     "plot": ["report"],
     "report": [],
 }
 EVERYTHING = set(FOLLOWS)
-READS_SHARDS = ["gate_hidden_states", "index_hidden_states", "train_eagle3", "measure_acceptance"]
+TRAINS = ["train_eagle3", "train_dflash"]
+READS_SHARDS = ["gate_hidden_states", "index_hidden_states", *TRAINS, "measure_acceptance"]
 PREPARES_TARGET = ["prepare_target"]  # everything that reads the target follows from it
 LOADS_TARGET = ["generate_responses", "extract_hidden_states", "gate_hidden_states"]
 PASSES = ["extract_hidden_states", "gate_hidden_states"]
@@ -41,6 +45,8 @@ PASSES = ["extract_hidden_states", "gate_hidden_states"]
 RUN_BY = {
     "__init__": [*EVERYTHING],
     "acceptance": ["measure_acceptance"],
+    "algorithms": ["import_drafter", "measure_acceptance"],
+    "anchor_blocks": ["train_dflash"],
     "atomic": [*EVERYTHING],
     "capture": ["extract_hidden_states"],
     "checkpoint_files": PREPARES_TARGET,
@@ -49,13 +55,22 @@ RUN_BY = {
     "causality": ["gate_hidden_states"],
     "checkpoint_fit": PREPARES_TARGET,
     "conversations": ["prepare_prompts"],
-    "devices": [*LOADS_TARGET, "train_eagle3", "measure_acceptance"],
-    "draft_vocab": ["build_draft_vocab", "train_eagle3", "measure_acceptance", "report"],
-    "drafter_layers": ["train_eagle3", "measure_acceptance"],
+    "devices": [*LOADS_TARGET, *TRAINS, "measure_acceptance"],
+    "dflash": ["train_dflash"],
+    "draft_vocab": ["build_draft_vocab", "import_drafter", "measure_acceptance", "report"],
+    "drafter_files": [*TRAINS, "import_drafter"],
+    "drafter_layers": TRAINS,
+    "drafter_training": TRAINS,
     "dtype_policy": PREPARES_TARGET,
     "eagle3": ["train_eagle3"],
     "endpoint": ["generate_responses"],
     "errors": [*EVERYTHING],
+    "exported_drafter": TRAINS,
+    "foreign_dflash": ["import_drafter"],
+    "foreign_drafter": ["import_drafter"],
+    "foreign_eagle3": ["import_drafter"],
+    "foreign_files": ["import_drafter"],
+    "foreign_speculators": ["import_drafter"],
     "fp8_blocks": PREPARES_TARGET,
     "freed_memory": PREPARES_TARGET,
     "generation": ["generate_responses"],
@@ -63,15 +78,19 @@ RUN_BY = {
     "gguf_tokenizer": PREPARES_TARGET,
     "golden_table": PREPARES_TARGET,
     "greedy_text": ["gate_hidden_states"],
+    "input_noise": TRAINS,
     "job_times": ["report"],
     "layer_inputs": ["gate_hidden_states"],
-    "layers": ["extract_hidden_states", "train_eagle3"],
+    "layers": ["extract_hidden_states", *TRAINS],
     "length_buckets": ["extract_hidden_states"],
     "loaded_parts": ["gate_hidden_states"],
     "loading_share": PASSES,
     "lockstep": PASSES,
+    "mask_token": ["train_dflash"],
     "openai_engine": ["generate_responses"],
-    "packing": ["train_eagle3"],
+    "packing": TRAINS,
+    "predictions": TRAINS,
+    "published": ["report"],
     "raw_rows": ["prepare_prompts"],
     "read_ahead": PASSES,
     "rendering": ["generate_responses", "tokenize_conversations"],
@@ -80,12 +99,13 @@ RUN_BY = {
     "shard_layout": ["extract_hidden_states", *READS_SHARDS],
     "shard_reader": READS_SHARDS,
     "shard_writer": ["extract_hidden_states"],
+    "side_by_side": ["report"],
     "skips": ["prepare_prompts", "generate_responses", "tokenize_conversations"],
     "spill": ["extract_hidden_states"],
     "stage": [*EVERYTHING],
     "state_checks": ["gate_hidden_states"],
     "state_contents": ["gate_hidden_states"],
-    "state_dataset": ["train_eagle3", "measure_acceptance"],
+    "state_dataset": [*TRAINS, "measure_acceptance"],
     "stdlib_prompts": ["prepare_prompts"],
     "tables": ["prepare_prompts", "check_leaks", "generate_responses", "gate_hidden_states"],
     "target_config": PREPARES_TARGET,
@@ -101,8 +121,8 @@ RUN_BY = {
     "tensor_files": PREPARES_TARGET,
     "tokenizer_checks": PREPARES_TARGET,
     "tokenizer_files": PREPARES_TARGET,
-    "trainer": ["train_eagle3"],
-    "training_state": ["train_eagle3"],
+    "trainer": TRAINS,
+    "training_state": TRAINS,
     "transformers_engine": ["generate_responses"],
     # the driver's own: they decide what is stale and change no result
     "launch": [],
@@ -111,7 +131,9 @@ RUN_BY = {
     "driver/code": [],
     "driver/config": [],
     "driver/default_layers": [],
+    "driver/drafter_config": [],
     "driver/drafter_size": [],
+    "driver/drafter_source": [],
     "driver/engine": [],
     "driver/estimate": [],
     "driver/estimate_text": [],
@@ -139,14 +161,19 @@ CONFIG_CASES = [
     (("hidden_states", "batch_tokens"), 512, ["extract_hidden_states"]),
     (("hidden_states", "keep_states"), True, []),
     (("hidden_states", "captures", "unused"), {"output_of": [1]}, []),
-    (("hidden_states", "captures", "low", "output_of"), [0, 1, 3], ["extract_hidden_states"]),
+    (
+        ("hidden_states", "captures", "low", "output_of"),
+        [0, 1, 2, 3],
+        ["extract_hidden_states", "import_drafter"],  # a drafter that names no layers has all
+    ),
     (("responses", "max_new_tokens"), 20, ["generate_responses"]),
     (("responses", "seed"), 5, []),  # greedy: no seed is used
     (("responses", "truncated"), "skip", ["tokenize_conversations"]),
     (("responses", "openai"), {"base_url": "http://other/v1"}, []),  # another engine's
-    (("drafters", "small", "draft_vocab_size"), 128, ["build_draft_vocab", "train_eagle3"]),
     (("drafters", "small", "training", "steps"), 11, ["train_eagle3"]),
     (("drafters", "small", "training", "seed"), 1, ["train_eagle3"]),
+    (("drafters", "block", "training", "anchors"), 7, ["train_dflash"]),
+    (("drafters", "block", "draft_tokens"), 2, ["measure_acceptance"]),
     (
         ("target", "chat_template_kwargs"),
         {"x": 1},
@@ -166,8 +193,8 @@ def with_followers(rules) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def run(finished_run, tmp_path_factory) -> Run:
-    return finished_run.copy(tmp_path_factory.mktemp("staleness") / "run")
+def run(four_drafters, tmp_path_factory) -> Run:
+    return four_drafters.copy(tmp_path_factory.mktemp("staleness") / "run")
 
 
 @pytest.fixture
@@ -213,6 +240,38 @@ def test_a_code_change_in_a_module_stales_exactly_what_runs_it(restored, module)
 def test_a_code_change_in_a_script_stales_its_rule_and_what_follows(restored, rule):
     append(restored, rule, "\nMUTATION = 1\n")
     assert set(restored.stale()) == with_followers([rule])
+
+
+def measured(*drafters: str) -> set[str]:
+    return {f"acceptance/{drafter}/judge.json" for drafter in drafters}
+
+
+def trained(drafter: str) -> set[str]:
+    files = ("config.json", "model.safetensors", "metrics.parquet", "run.json")
+    return {f"drafters/{drafter}/{name}" for name in files}
+
+
+SHOWN = {"figures/training.svg", "figures/acceptance.svg", "report.html", "summary.tsv"}
+OF_ONE_ALGORITHM = {
+    "dflash": trained("block") | measured("block", "block-again"),
+    "anchor_blocks": trained("block") | measured("block", "block-again"),
+    "mask_token": trained("block") | measured("block", "block-again"),
+    "eagle3": trained("small") | measured("small", "small-again"),
+}
+
+
+@pytest.mark.parametrize("module", OF_ONE_ALGORITHM)
+def test_a_change_in_one_algorithms_module_leaves_the_others_drafters_fresh(restored, module):
+    append(restored, f"draftmill/{module}", "\nMUTATION = 1\n")
+    assert restored.stale_files() == OF_ONE_ALGORITHM[module] | SHOWN
+
+
+@pytest.mark.parametrize("algorithm", ["eagle3", "dflash"])
+def test_how_one_format_is_imported_hangs_on_no_other(restored, algorithm):
+    append(restored, f"draftmill/foreign_{algorithm}", "\nMUTATION = 1\n")
+    name = {"eagle3": "small-again", "dflash": "block-again"}[algorithm]
+    files = trained(name) - {f"drafters/{name}/metrics.parquet"}
+    assert restored.stale_files() == files | measured(name) | SHOWN
 
 
 def test_a_code_change_under_a_restored_old_mtime_is_noticed(restored):
@@ -277,7 +336,7 @@ def test_appended_rows_stale_only_the_last_shard_and_what_reads_the_source(resto
     stale = restored.stale()
     assert stale["prepare_prompts"] == stale["generate_responses"] == 1
     assert stale["extract_hidden_states"] == stale["gate_hidden_states"] == 1
-    assert stale["train_eagle3"] == 1
+    assert stale["train_eagle3"] == stale["train_dflash"] == 1
 
 
 def test_a_row_appended_to_a_large_file_stales_only_its_last_shard(finished_run, tmp_path):

@@ -95,8 +95,8 @@ def loading(logs: Path, settings: Json) -> list[Json]:
 
 
 def warnings(logs: str, captured: list, sources: list) -> list[str]:
-    """The sentences for the end of a run. captured: (capture, source) of all that is extracted.
-    sources: [name, number of shards] of each."""
+    """The sentences for the end of a run. captured: capture and source of all hidden states. sources: [name,
+    number of shards] of each."""
     rows = loading(Path(logs), {"captured": captured, "sources": sources})
     return [row["warning"] for row in rows if row["warning"]]
 
@@ -112,11 +112,10 @@ def warning(rule: str, share: float) -> str:
 def loading_jobs(folder: Path, settings: Json) -> list[Json]:
     """The loading files of the jobs behind the run's shards, each with its `name`; where several jobs made
     one shard, the last counts."""
-    counts = dict(settings["sources"])
     shards = {
         f"{capture}/{source}/{i:05d}"
         for capture, source in settings["captured"]
-        for i in range(counts[source])
+        for i in range(dict(settings["sources"])[source])
     }
     last: dict[str, Json] = {}
     # Snakemake makes log files when a job starts: an empty one is of a job that was killed

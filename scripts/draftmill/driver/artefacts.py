@@ -37,19 +37,19 @@ def artefacts(plan: Plan) -> Iterator[Artefact]:
 
     yield one("prepare_target", "target/manifest.json", TARGET_FILES)
     yield one("check_leaks", "gates/leaks.json")
-    for source in plan.used():
-        for shard in plan.shards(source):
+    for source, shards in plan.ranges.items():
+        for shard in shards:
             at = {"source": source, "shard": shard}
             yield one("prepare_prompts", "prompts/{source}/{shard}.parquet", **at)
             if plan.generates(source):
                 yield one("generate_responses", "responses/{source}/{shard}.parquet", **at)
             yield one("tokenize_conversations", "tokens/{source}/{shard}.parquet", **at)
+            for capture in (c for c, s in plan.captured() if s == source):
+                at |= {"capture": capture}
+                states = "{capture}/{source}/{shard}"
+                yield one("extract_hidden_states", f"hidden_states/{states}.parquet", **at)
+                yield one("gate_hidden_states", f"gates/{states}.json", **at)
     for capture, source in plan.captured():
-        for shard in plan.shards(source):
-            at = {"capture": capture, "source": source, "shard": shard}
-            states = "{capture}/{source}/{shard}"
-            yield one("extract_hidden_states", f"hidden_states/{states}.parquet", **at)
-            yield one("gate_hidden_states", f"gates/{states}.json", **at)
         at = {"capture": capture, "source": source}
         path = "hidden_states/{capture}/{source}/manifest.json"
         yield one("index_hidden_states", path, **at)

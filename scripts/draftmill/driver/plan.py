@@ -54,27 +54,17 @@ class Plan:
         return list(self.ranges[source])
 
     def shard_counts(self) -> list[list]:
-        """[name, number of shards] of every source that is used."""
-        return [[name, len(self.shards(name))] for name in self.used()]
+        """[name, number of shards] of every source, in the order of the configuration."""
+        return [[name, len(self.shards(name))] for name in self.config["sources"]]
 
     def with_role(self, *roles: str) -> list[str]:
         """The sources with these roles, in the order of the configuration; all without a role."""
         sources = self.config["sources"].items()
         return [name for name, source in sources if not roles or source["role"] in roles]
 
-    def used(self) -> list[str]:
-        """The sources of which anything is made: without a drafter to train, those that are reported."""
-        return self.with_role(*([] if self.trained() else ["test"]))
-
     def captures(self) -> list[str]:
         """The captures that a drafter uses."""
         return sorted({d["capture"] for d in self.config["drafters"].values()})
-
-    def captured(self) -> list[tuple[str, str]]:
-        """(capture, source) of all that is extracted: a capture that trains nothing holds the test sources."""
-        fed = {self.config["drafters"][d]["capture"] for d in self.trained()}
-        roles = {c: [] if c in fed else ["test"] for c in self.captures()}
-        return [(c, s) for c in self.captures() for s in self.with_role(*roles[c])]
 
     # ---- settings ----------------------------------------------------------------------------
 
@@ -137,7 +127,7 @@ class Plan:
         return slice_ | {"start": start, "stop": stop, "digest": digest}, {}
 
     def _check_leaks(self) -> tuple[dict, dict]:
-        roles = {name: self.config["sources"][name]["role"] for name in self.used()}
+        roles = {name: self.config["sources"][name]["role"] for name in self.config["sources"]}
         inputs = {name: self.of_sources("prepare_prompts", [name]) for name in roles}
         return {"roles": roles, "duplicates": self.config["leaks"]["duplicates"]}, inputs
 
@@ -287,8 +277,18 @@ class Plan:
             "captured": [list(pair) for pair in self.captured()],
             "sources": self.shard_counts(),
             "tests": self.with_role("test"),
-            "generated": [n for n in self.used() if self.generates(n)],
+            "generated": [n for n in self.config["sources"] if self.generates(n)],
             "template": sources.file_digest(REPORT_TEMPLATE),
             "published": sources.file_digest(PUBLISHED),
         }
         return dict(self.config["report"]) | names, inputs
+
+    def captured(self) -> list[tuple[str, str]]:
+        """capture and source of all hidden states: those of training and validation only where a drafter that
+        reads the capture is trained."""
+        trained = {self.config["drafters"][d]["capture"] for d in self.trained()}
+        return [
+            (capture, source)
+            for capture in self.captures()
+            for source in self.with_role(*(() if capture in trained else ("test",)))
+        ]
