@@ -13,12 +13,19 @@ from pathlib import Path
 import torch
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
+from speculators.losses.eager import ce_loss
 from speculators.losses.utils import dflash_loss_decay, dpace_loss_decay
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from torch import nn
 
-from draftmill import anchor_blocks, exported_drafter, mask_token
+from draftmill import (
+    anchor_blocks,
+    exported_drafter,
+    initial_layers,
+    mask_token,
+    visible_attention,
+)
 from draftmill.drafter_layers import drafter_layers
 from draftmill.dtype_policy import cast
 from draftmill.errors import DraftmillError
@@ -27,7 +34,10 @@ from draftmill.predictions import Predictions
 from draftmill.target_head import TargetHead
 
 DRAFTING = "block"
-ATTENTION = {"cpu": "sdpa", "cuda": "simple_flex_attention"}  # flex has no backward on a CPU
+ATTENTION = {
+    "cpu": visible_attention.NAME,
+    "cuda": "simple_flex_attention",
+}  # flex has no backward on a CPU
 GAMMAS = {8: 4.0, 10: 5.0, 16: 7.0}  # block -> decay of the loss, arXiv 2602.06036
 DPACE_ALPHA = 0.5  # speculators' default
 ANCHORS_AT_ONCE = 64  # in evaluation: bounds the masks
@@ -77,6 +87,18 @@ def new_drafter(
     return cast(model, dtype)
 
 
+def initialise(
+    drafter: DFlashDraftModel, settings: dict, manifest: dict, aux: torch.Tensor
+) -> None:
+    """Starts the layers from the target's own, where the configuration says so.
+
+    aux: [tokens, layers * hidden], states of some training text.
+    """
+    if settings["initial_layers"] is not None:
+        layers = settings["layers"]["output_of"]
+        initial_layers.start_from(drafter, settings["initial_layers"], layers, manifest, aux)
+
+
 def empty(config: DFlashSpeculatorConfig) -> DFlashDraftModel:
     """The model without speculators' own copy of the target's norm and head: it knows neither softcap, scale
     nor bias, and not every family's norm."""
@@ -120,8 +142,9 @@ def drafted(
             attention_mask=masks[window],
             position_embeddings=angles,
         )
-    hidden = model.norm(hidden).view(len(anchors), block, -1)
-    return model.lm_head(hidden[:, 1:])
+    hidden = model.norm(hidden).view(len(anchors), block, -1)[:, 1:]
+    # a view of three dimensions would copy lm_head once per block
+    return model.lm_head(hidden.flatten(0, 1)).unflatten(0, (len(anchors), block - 1))
 
 
 def entry(drafter: DFlashDraftModel) -> nn.Module:
@@ -185,8 +208,8 @@ class WithTargets(nn.Module):
 
         As speculators has it: the position's weight over the number of scored slots.
         """
-        if self.dpace:
-            losses = self.loss(logits.detach()[None], targets[None])
+        if self.dpace:  # its confidence is that in the target's choice, whatever the loss
+            losses = ce_loss(logits.detach()[None], targets[None])
             found = dpace_loss_decay(None, scored, self.block - 1, DPACE_ALPHA, losses)[0]
         else:
             slots = torch.arange(1, self.block, device=scored.device).expand(scored.shape)

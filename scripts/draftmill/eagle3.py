@@ -73,6 +73,12 @@ def new_drafter(
     return cast(model, dtype)
 
 
+def initialise(
+    drafter: Eagle3DraftModel, settings: dict, manifest: dict, aux: torch.Tensor
+) -> None:
+    """EAGLE-3 starts from random layers."""
+
+
 def check_full_attention(config: Eagle3SpeculatorConfig) -> None:
     kinds = config.transformer_layer_config.layer_types or ["full_attention"]
     if set(kinds) != {"full_attention"}:

@@ -93,11 +93,6 @@ def check_training(where: str, drafter: dict, config: dict) -> None:
             f"{where}.training.precision' is bf16, but 'target.dtype' is {config['target']['dtype']}; use "
             "mixed."
         )
-    if training.get("position_weights") == "dpace" and training["loss"] != "ce":
-        raise DraftmillError(
-            f"{where}.training.position_weights' is dpace, which takes its confidence from the cross-entropy, "
-            f"but 'training.loss' is {training['loss']}; use ce."
-        )
     first, layers = drafter.get("initial_layers"), drafter["num_layers"]
     if first is not None and len(first) != (layers or NUM_LAYERS[drafter["algorithm"]]):
         raise DraftmillError(
