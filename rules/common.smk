@@ -35,7 +35,7 @@ onstart:
 
 
 onsuccess:
-    for sentence in job_times.warnings(LOGS, PLAN.captures(), PLAN.shard_counts()):
+    for sentence in job_times.warnings(LOGS, PLAN.captured(), PLAN.shard_counts()):
         print(sentence, file=sys.stderr)
 
 

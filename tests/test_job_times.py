@@ -16,7 +16,7 @@ from mini_road import road_of
 
 HEADER = "s\tmax_rss\tcpu_time\n"
 SETTINGS = {
-    "captures": ["low"],
+    "captured": [["low", "learn"], ["low", "judge"]],
     "sources": [["learn", 3], ["judge", 1]],
     "tests": ["judge"],
     "generated": ["learn"],
@@ -80,7 +80,7 @@ def test_jobs_of_removed_sources_and_shards_do_not_count(logs, gone):
 
 def test_jobs_of_a_removed_capture_do_not_count(logs):
     job(logs, "extract_hidden_states", "now", THREE, 1.0)
-    other = SETTINGS | {"captures": ["high"]}
+    other = SETTINGS | {"captured": [["high", "learn"], ["high", "judge"]]}
     assert job_times.loading(logs, other) == []
 
 

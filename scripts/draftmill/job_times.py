@@ -53,7 +53,7 @@ def jobs_of(logs: Path, settings: Json, runs: list[Json]) -> dict[str, list[str]
     }
     for rule in LOADS_TARGET:
         jobs[rule] = [job["name"] for job in loading_jobs(logs / rule, settings)]
-    jobs["index_hidden_states"] = [f"{c}.{s}" for c in settings["captures"] for s in sources]
+    jobs["index_hidden_states"] = [f"{c}.{s}" for c, s in settings["captured"]]
     jobs["build_draft_vocab"] = [run["name"] for run in runs]
     for run in runs:
         jobs.setdefault(f"train_{run['algorithm']}", []).append(run["name"])
@@ -94,9 +94,10 @@ def loading(logs: Path, settings: Json) -> list[Json]:
     return found
 
 
-def warnings(logs: str, captures: list[str], sources: list) -> list[str]:
-    """The sentences for the end of a run. sources: [name, number of shards] of each."""
-    rows = loading(Path(logs), {"captures": captures, "sources": sources})
+def warnings(logs: str, captured: list, sources: list) -> list[str]:
+    """The sentences for the end of a run. captured: capture and source of all hidden states. sources: [name,
+    number of shards] of each."""
+    rows = loading(Path(logs), {"captured": captured, "sources": sources})
     return [row["warning"] for row in rows if row["warning"]]
 
 
@@ -113,9 +114,8 @@ def loading_jobs(folder: Path, settings: Json) -> list[Json]:
     one shard, the last counts."""
     shards = {
         f"{capture}/{source}/{i:05d}"
-        for capture in settings["captures"]
-        for source, count in settings["sources"]
-        for i in range(count)
+        for capture, source in settings["captured"]
+        for i in range(dict(settings["sources"])[source])
     }
     last: dict[str, Json] = {}
     # Snakemake makes log files when a job starts: an empty one is of a job that was killed

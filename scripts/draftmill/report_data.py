@@ -34,9 +34,8 @@ def collect(root: Path, logs: Path, stage: Stage) -> Json:
         record = draft_vocab.read(root / "draft_vocab" / f"{run['name']}.safetensors")[2]
         run["coverage"] = record["coverage"]
     gates = [
-        gate_summary(root, capture, source, shards)
-        for capture in stage.config["captures"]
-        for source, shards in sources
+        gate_summary(root, capture, source, dict(sources)[source])
+        for capture, source in stage.config["captured"]
     ]
     stage.expect("gates", root / "gates", combine(g["fingerprint"] for g in gates))
     leaks = read_json(root / "gates" / "leaks.json")

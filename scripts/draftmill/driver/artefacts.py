@@ -44,7 +44,7 @@ def artefacts(plan: Plan) -> Iterator[Artefact]:
             if plan.generates(source):
                 yield one("generate_responses", "responses/{source}/{shard}.parquet", **at)
             yield one("tokenize_conversations", "tokens/{source}/{shard}.parquet", **at)
-            for capture in plan.captures():
+            for capture in (c for c, s in plan.captured() if s == source):
                 at |= {"capture": capture}
                 states = "{capture}/{source}/{shard}"
                 yield one("extract_hidden_states", f"hidden_states/{states}.parquet", **at)

@@ -258,7 +258,7 @@ class Plan:
             "run": self.config["run"],
             "drafters": list(self.config["drafters"]),
             "trained": self.trained(),
-            "captures": self.captures(),
+            "captured": [list(pair) for pair in self.captured()],
             "sources": self.shard_counts(),
             "tests": self.with_role("test"),
             "generated": [n for n in self.config["sources"] if self.generates(n)],
@@ -267,4 +267,11 @@ class Plan:
         return dict(self.config["report"]) | names, inputs
 
     def captured(self) -> list[tuple[str, str]]:
-        return [(c, s) for c in self.captures() for s in self.config["sources"]]
+        """capture and source of all hidden states: those of training and validation only where a drafter that
+        reads the capture is trained."""
+        trained = {self.config["drafters"][d]["capture"] for d in self.trained()}
+        return [
+            (capture, source)
+            for capture in self.captures()
+            for source in self.with_role(*(() if capture in trained else ("test",)))
+        ]
