@@ -3,15 +3,19 @@
 import copy
 import datetime
 import math
+from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
 
 from draftmill.driver.config import completed, schema
+from draftmill.driver.drafter_config import NUM_LAYERS
 from draftmill.driver.engine import reached
 from draftmill.errors import DraftmillError
 
+# keys whose default follows from other keys
+DEPENDENT = {"draft_tokens", "num_layers", "layers"}
 # one example name for each map of named things
 EXAMPLES = {"sources": "train", "captures": "low", "drafters": "first"}
 
@@ -62,20 +66,70 @@ def test_every_key_is_described(path, node, name):
     assert len(description) > len(name)
 
 
+def with_drafter(config: dict, kind: str, folder: Path) -> dict:
+    """The configuration with another first drafter: of an algorithm, or `imported`, evaluated only."""
+    config = copy.deepcopy(config)
+    drafter = config["drafters"]["first"]
+    if kind == "imported":
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text('{"block_size": 8}')
+        drafter["path"] = str(folder)
+        config["sources"] = {"test": config["sources"]["test"]}
+        drafter["algorithm"] = "dflash"
+    else:
+        drafter["algorithm"] = kind
+    return config
+
+
+def knows(kind: str, child: dict) -> bool:
+    """Whether a drafter of this kind has the key, by the key's annotation."""
+    if kind == "imported":
+        return not child.get("trained") and "dflash" in child.get("algorithms", ["dflash"])
+    return kind in child.get("algorithms", [kind])
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "imported"])
 @pytest.mark.parametrize(("path", "node", "name"), OPTIONAL, ids=OPTIONAL_IDS)
-def test_every_optional_key_has_a_default_that_is_valid_and_filled_in(
-    path, node, name, base_config
+def test_every_optional_key_has_a_default_that_is_valid_and_filled_in_where_it_is_known(
+    path, node, name, kind, base_config, tmp_path
 ):
     child = node["properties"][name]
     jsonschema.validate(child["default"], child)
-    given = at(base_config, path)
-    found = at(completed(base_config), path)[name]
-    if name in given:
-        assert found == given[name]
-    elif "properties" in child:
-        assert set(found) == set(child["properties"])
-    else:
-        assert found == child["default"]
+    config = with_drafter(base_config, kind, tmp_path / "drafter")
+    if not at(config, path[:2]) and path[:1] == ("sources",):
+        return  # the training source is gone
+    place = completed(config)
+    for step in path:
+        if step not in place:  # the section itself is of another kind of drafter
+            assert path[0] == "drafters"
+            return
+        place = place[step]
+    given = at(config, path)
+    if not knows(kind, child):
+        assert name not in place
+    elif name in given:
+        assert place[name] == given[name]
+    elif "properties" in child and place[name] is not None and name != "layers":
+        known = {key for key, inner in child["properties"].items() if knows(kind, inner)}
+        assert set(place[name]) == known
+    elif name not in DEPENDENT:
+        assert place[name] == child["default"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("eagle3", {"draft_tokens": 4, "num_layers": NUM_LAYERS["eagle3"]}),
+        ("dflash", {"draft_tokens": 15, "num_layers": NUM_LAYERS["dflash"]}),
+        ("imported", {"draft_tokens": 7}),
+    ],
+)
+def test_defaults_that_follow_from_other_keys(kind, expected, base_config, tmp_path):
+    config = with_drafter(base_config, kind, tmp_path / "drafter")
+    found = completed(config)["drafters"]["first"]
+    assert {key: found[key] for key in expected} == expected
+    assert found["layers"] == {"output_of": [1, 2]}
+    assert NUM_LAYERS == {"eagle3": 1, "dflash": 5}
 
 
 @pytest.mark.parametrize(("path", "node", "name"), KEYS, ids=IDS)
@@ -91,6 +145,7 @@ def test_a_mistyped_key_is_refused_by_its_path_with_the_nearest_known_key(
 def test_a_missing_required_key_is_named(path, node, base_config):
     for name in node["required"]:
         config = copy.deepcopy(base_config)
+        config["drafters"]["first"]["layers"] = {"output_of": [1]}
         del at(config, path)[name]
         found = refusal(config)
         assert f"'{name}'" in found

@@ -4,16 +4,20 @@ speculators copies sizes and rotary parameters from the target's configuration, 
 Llama's. Families that have no RMSNorm, no gated MLP or no rotary angles lack some; there Llama's defaults stand.
 """
 
+import logging
 import tempfile
 
 from speculators.train.cli import create_transformer_layer_config
 from transformers import LlamaConfig, PretrainedConfig
 
+from draftmill import rotary
 from draftmill.errors import DraftmillError
 from draftmill.target_config import config_of, context_length, text_config
 
 UNUSED_WINDOW = 2048  # where every layer is listed as full attention
 HEAD_DIM = 64  # of a drafter for a target without attention heads of its own
+# warns of partial rotary angles, which are left out below
+logging.getLogger(create_transformer_layer_config.__module__).setLevel(logging.ERROR)
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 
 
@@ -43,15 +47,18 @@ def drafter_layers(
 def _made(
     folder: str, layers: int, kind: str, window: int | None, trust_remote_code: bool
 ) -> PretrainedConfig:
-    return create_transformer_layer_config(
+    made = create_transformer_layer_config(
         folder,
         layers,
         kind,
         None,
         window or UNUSED_WINDOW,
         [] if window else list(range(layers)),  # a layer not listed would silently slide
+        mrope_full_head_hack=False,  # which refuses sections that do not fill a head
         trust_remote_code=trust_remote_code,
     )
+    made.rope_parameters = rotary.plain(made.rope_parameters)
+    return made
 
 
 def completed(text: PretrainedConfig) -> LlamaConfig:

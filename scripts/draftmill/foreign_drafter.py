@@ -11,19 +11,13 @@ from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import PretrainedConfig
 
 from draftmill.errors import DraftmillError
+from draftmill.rotary import ROPE_KEYS, ROPE_OF_IMAGES, ROPE_TYPES
 
 # say nothing about what a forward pass computes
 DESCRIPTIONS = {*PretrainedConfig().to_dict(), "auto_map", "pretraining_tp", "target_model_type"}
 DESCRIPTIONS |= {"_name_or_path", "architectures", "dtype", "model_type", "torch_dtype"}
 DESCRIPTIONS |= {"transformers_version", "use_cache", "initializer_range", "tie_word_embeddings"}
 TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id"}  # of the target's tokenizer
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # angles that do not depend on the length
-ROPE_KEYS = {
-    *("rope_theta", "factor", "original_max_position_embeddings", "attention_factor", "truncate"),
-    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor"),
-}
-# multimodal positions; all three of a text token are equal, which is the plain angle
-ROPE_OF_IMAGES = {"mrope_section", "mrope_interleaved"}
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ def completed(config: dict) -> dict:
     for name, source in config["sources"].items():
         check_source(name, source)
     engine.check(config["responses"])
-    check_roles(config)
     drafter_config.settle(config, given, known)
+    check_roles(config)
     count = layer_count(config["target"])
     for name, capture in config["hidden_states"]["captures"].items():
         if count is not None:
@@ -163,9 +163,10 @@ def check_source(name: str, source: dict) -> None:
 
 def check_roles(config: dict) -> None:
     roles = {source["role"] for source in config["sources"].values()}
-    needed = ["test"]
-    if drafter_config.trained_drafters(config):
-        needed = ["train", "validation", "test"]
+    needed = ["train", "validation", "test"]
+    if not drafter_config.trained_drafters(config):
+        needed = ["test"]
+        refuse_training_sources(config["sources"])
     for role in needed:
         if role not in roles:
             raise DraftmillError(
@@ -178,3 +179,13 @@ def check_roles(config: dict) -> None:
             f"config: 'responses.max_new_tokens' is {answer} and 'target.max_length' {longest}; no prompt "
             "would fit."
         )
+
+
+def refuse_training_sources(sources: dict) -> None:
+    """Where every drafter comes from others, states of such sources would be made for nothing."""
+    for name, source in sources.items():
+        if source["role"] != "test":
+            raise DraftmillError(
+                f"config: 'sources.{name}.role' is {source['role']}, but no drafter is trained: each has a path or "
+                "hub; leave the source out, or give it the role test."
+            )

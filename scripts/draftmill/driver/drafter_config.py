@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from draftmill.errors import DraftmillError
+from draftmill.atomic import read_json
+from draftmill.errors import DraftmillError, broken
 
 NUM_LAYERS = {"eagle3": 1, "dflash": 5}  # as published
 
@@ -37,7 +38,7 @@ def settle(config: dict, given: dict, schema: dict) -> None:
                 place = place[parent]
             del place[key]
         check(name, drafter, config)
-        complete(drafter, config)
+        complete(name, drafter, config)
 
 
 def unknown(drafter: dict, properties: dict) -> Iterator[tuple[list[str], str]]:
@@ -74,6 +75,11 @@ def check(name: str, drafter: dict, config: dict) -> None:
             f"{where}.layers.output_of' names {missing}, but the capture '{drafter['capture']}' stores "
             f"output_of {captured}; add them there or leave them out."
         )
+    if wanted != sorted(wanted):
+        raise DraftmillError(
+            f"{where}.layers.output_of' is {wanted}; write the layers in ascending order, the order in which the "
+            "states are stored and serving engines concatenate them."
+        )
     if drafter["path"] and drafter["hub"]:
         raise DraftmillError(f"{where}' names path and hub; give one of them.")
     if bool(drafter["hub"]) != bool(drafter["revision"]):
@@ -93,6 +99,11 @@ def check_training(where: str, drafter: dict, config: dict) -> None:
             f"{where}.training.precision' is bf16, but 'target.dtype' is {config['target']['dtype']}; use "
             "mixed."
         )
+    if training.get("position_weights") == "dpace" and training["gamma"] is not None:
+        raise DraftmillError(
+            f"{where}.training.gamma' is the decay of exponential weights, but 'training.position_weights' is "
+            "dpace, which has none; leave it out."
+        )
     first, layers = drafter.get("initial_layers"), drafter["num_layers"]
     if first is not None and len(first) != (layers or NUM_LAYERS[drafter["algorithm"]]):
         raise DraftmillError(
@@ -101,12 +112,35 @@ def check_training(where: str, drafter: dict, config: dict) -> None:
         )
 
 
-def complete(drafter: dict, config: dict) -> None:
+def complete(name: str, drafter: dict, config: dict) -> None:
     """The defaults that depend on other keys."""
     if drafter["layers"] is None:
         drafter["layers"] = config["hidden_states"]["captures"][drafter["capture"]]
     if drafter["draft_tokens"] is None:
-        block = drafter.get("block_size")
-        drafter["draft_tokens"] = block - 1 if block else config["acceptance"]["draft_tokens"]
+        if drafter["algorithm"] == "dflash":
+            drafter["draft_tokens"] = block_of(name, drafter) - 1
+        else:
+            drafter["draft_tokens"] = config["acceptance"]["draft_tokens"]
     if "num_layers" in drafter and drafter["num_layers"] is None:
         drafter["num_layers"] = NUM_LAYERS[drafter["algorithm"]]
+
+
+def block_of(name: str, drafter: dict) -> int:
+    """The block of a DFlash drafter: the configuration's, or what the files of an evaluated one say.
+
+    Raises DraftmillError where nothing at hand says it.
+    """
+    if not is_imported(drafter):
+        return drafter["block_size"]
+    found = read_json(Path(drafter["path"], "config.json"), broken) if drafter["path"] else {}
+    inner = found.get("dflash_config")
+    block = found.get("block_size") or (
+        inner.get("block_size") if isinstance(inner, dict) else None
+    )
+    if type(block) is not int or block < 2:
+        place = f"{drafter['path']}/config.json names none" if drafter["path"] else "it is not here"
+        raise DraftmillError(
+            f"config: 'drafters.{name}.draft_tokens' is not set, and the drafter's block is not known while "
+            f"planning ({place}); give the number of tokens to draft per step, 15 for a block of 16."
+        )
+    return block
