@@ -32,7 +32,7 @@ OTHERS = {
         {"seed": 3},
         r"run.json: was made for the target with the fingerprint \w+, but",
     ),
-    "more layers": ({"num_hidden_layers": 8}, "trained for the target with the fingerprint"),
+    "more layers": ({"num_hidden_layers": 8}, "made for the target with the fingerprint"),
 }
 
 
@@ -92,9 +92,9 @@ def test_a_drafter_of_another_target_is_refused(finished, drafter_for, case):
     changes, sentence = OTHERS[case]
     drafter = drafter_for(**changes)
     forged(finished, drafter)
-    with pytest.raises(DraftmillError, match="trained for the target with the fingerprint"):
+    with pytest.raises(DraftmillError, match="made for the target with the fingerprint"):
         finished.measure_acceptance("judge")
-    forged(finished, drafter, target=not sentence.startswith(("trained", "run.json")))
+    forged(finished, drafter, target=not sentence.startswith(("made", "run.json")))
     with pytest.raises(DraftmillError, match=sentence):
         finished.measure_acceptance("judge")
     assert not (finished.root / "acceptance").exists()

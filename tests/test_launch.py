@@ -34,12 +34,12 @@ class Workshop:
     def probe(self, text: str) -> None:
         (self.scripts / "probe.py").write_text(text, encoding="utf-8")
 
-    def plan(self) -> None:
-        """What the driver freezes before the jobs run."""
+    def plan(self, *modules: str) -> None:
+        """What the driver freezes before the jobs run; modules: files of those that are taken by name."""
         self.monkeypatch.setattr(code, "SCRIPTS", self.scripts)
         code.closure.cache_clear()
-        digests = code.raw_digests("probe.py")
-        self.plan_file.write_text(json.dumps({"code": {"probe.py": digests}}))
+        digests = {file: code.raw_digests(file) for file in ("probe.py", *modules)}
+        self.plan_file.write_text(json.dumps({"code": digests}))
         self.monkeypatch.undo()
         code.closure.cache_clear()
 
@@ -142,6 +142,51 @@ def test_a_plainly_imported_local_module_is_planned(workshop):
     workshop.probe(HEADER + "def f():\n    import hidden\n    return hidden.value\nprint(f())\n")
     workshop.plan()
     assert workshop.run().stdout == "1\n"
+
+
+BY_NAME = (
+    "from draftmill import algorithms\nprint(algorithms.load('dflash', 'foreign_').__name__)\n"
+)
+TAKEN = "draftmill/foreign_dflash.py"
+SETTINGS = ("--settings", json.dumps({"modules": ["draftmill.foreign_dflash"]}))
+
+
+def test_a_module_that_the_settings_name_is_planned(workshop):
+    workshop.probe(BY_NAME)
+    workshop.plan(TAKEN)
+    found = workshop.run(*SETTINGS)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout == "draftmill.foreign_dflash\n"
+
+
+@pytest.mark.parametrize("name", [TAKEN, "draftmill/foreign_speculators.py"])
+def test_a_module_taken_by_name_that_changed_after_planning_is_refused(workshop, name):
+    workshop.probe(BY_NAME)
+    workshop.plan(TAKEN)
+    with open(workshop.scripts / name, "a") as file:
+        file.write("# changed\n")
+    found = workshop.run(*SETTINGS)
+    assert (found.returncode, found.stdout) == (1, "")
+    assert f"scripts/{name}: changed after this run was planned" in found.stderr
+
+
+def test_a_module_taken_by_name_that_the_settings_do_not_name_fails_the_job(workshop):
+    workshop.probe(BY_NAME)
+    workshop.plan(TAKEN, "draftmill/foreign_eagle3.py")
+    other = json.dumps({"modules": ["draftmill.foreign_eagle3"]})
+    for settings in ("{}", other):
+        found = workshop.run("--settings", settings)
+        assert found.returncode == 1
+        assert "probe.py: loaded" in found.stderr
+        assert TAKEN in found.stderr
+
+
+def test_a_module_that_the_driver_did_not_plan_is_refused_by_name(workshop):
+    workshop.probe(BY_NAME)
+    workshop.plan()
+    found = workshop.run(*SETTINGS)
+    assert (found.returncode, found.stdout) == (1, "")
+    assert f"scripts/{TAKEN}: is not in the plan" in found.stderr
 
 
 def test_a_job_needs_nothing_of_the_project_to_run(workshop):

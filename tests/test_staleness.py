@@ -78,6 +78,7 @@ RUN_BY = {
     "gguf_tokenizer": PREPARES_TARGET,
     "golden_table": PREPARES_TARGET,
     "greedy_text": ["gate_hidden_states"],
+    "initial_layers": ["train_dflash"],
     "input_noise": TRAINS,
     "job_times": ["report"],
     "layer_inputs": ["gate_hidden_states"],
@@ -96,6 +97,7 @@ RUN_BY = {
     "rendering": ["generate_responses", "tokenize_conversations"],
     "repetition": ["measure_acceptance"],
     "report_data": ["report"],
+    "rotary": [*TRAINS, "import_drafter"],
     "shard_layout": ["extract_hidden_states", *READS_SHARDS],
     "shard_reader": READS_SHARDS,
     "shard_writer": ["extract_hidden_states"],
@@ -124,6 +126,7 @@ RUN_BY = {
     "trainer": TRAINS,
     "training_state": TRAINS,
     "transformers_engine": ["generate_responses"],
+    "visible_attention": ["train_dflash"],
     # the driver's own: they decide what is stale and change no result
     "launch": [],
     "driver/__init__": [],
@@ -256,6 +259,8 @@ OF_ONE_ALGORITHM = {
     "dflash": trained("block") | measured("block", "block-again"),
     "anchor_blocks": trained("block") | measured("block", "block-again"),
     "mask_token": trained("block") | measured("block", "block-again"),
+    "initial_layers": trained("block") | measured("block", "block-again"),
+    "visible_attention": trained("block") | measured("block", "block-again"),
     "eagle3": trained("small") | measured("small", "small-again"),
 }
 

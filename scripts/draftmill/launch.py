@@ -65,6 +65,11 @@ def chosen_files(arguments: list[str]) -> list[str]:
 def planned_digests(plan: Path, files: list[str]) -> dict[str, str]:
     """The plan's raw digests of the code behind these files, after comparing them with the disk."""
     code = json.loads(plan.read_text())["code"]
+    for file in files:
+        if file not in code:
+            sys.exit(
+                f"scripts/{file}: is not in the plan of this run; nothing was computed; start Snakemake again."
+            )
     digests = {name: digest for file in files for name, digest in code[file].items()}
     for name, planned in digests.items():
         if sha256((SCRIPTS / name).read_bytes()).hexdigest() != planned:
