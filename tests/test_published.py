@@ -93,3 +93,26 @@ def test_rows_are_of_the_target_and_the_algorithm():
         "dspark",
     }
     assert published.rows("HuggingFaceTB/SmolLM2-135M-Instruct") == []
+
+
+@pytest.mark.parametrize(
+    ("target", "algorithm", "found"),
+    [
+        ("Qwen/Qwen3.6-27B", "dflash", {"Qwen3.5-27B"}),
+        ("Qwen/Qwen3-4B", "eagle3", {"Qwen3-8B"}),
+        ("moonshotai/Kimi-K2-Instruct", "eagle3", {"Kimi-K2.5"}),
+    ],
+)
+def test_an_unpublished_target_has_the_figures_of_the_nearest_name_in_its_family(
+    target, algorithm, found
+):
+    rows = published.closest(target, algorithm)
+    assert {row["target"] for row in rows} == found
+    assert {row["algorithm"] for row in rows} == {algorithm}
+
+
+def test_a_target_of_a_family_without_figures_has_the_means_of_all_others():
+    rows = published.closest("SmolLM2-135M-Instruct", "eagle3")
+    assert {row["benchmark"] for row in rows} == {"mean"}
+    assert len({row["target"] for row in rows}) > 2
+    assert published.closest("SmolLM2-135M-Instruct", "no such algorithm") == []
