@@ -88,15 +88,20 @@ def new_drafter(
 
 
 def initialise(
-    drafter: DFlashDraftModel, settings: dict, manifest: dict, aux: torch.Tensor
+    drafter: DFlashDraftModel,
+    settings: dict,
+    manifest: dict,
+    tensors: dict[str, torch.Tensor],
+    aux: torch.Tensor,
 ) -> None:
     """Starts the layers from the target's own, where the configuration says so.
 
-    aux: [tokens, layers * hidden], states of some training text.
+    tensors: head.safetensors. aux: [tokens, layers * hidden], states of some training text.
     """
-    if settings["initial_layers"] is not None:
+    first = settings["initial_layers"]
+    if first is not None:
         layers = settings["layers"]["output_of"]
-        initial_layers.start_from(drafter, settings["initial_layers"], layers, manifest, aux)
+        initial_layers.start_from(drafter, first, layers, manifest, tensors, aux)
 
 
 def empty(config: DFlashSpeculatorConfig) -> DFlashDraftModel:
@@ -208,7 +213,10 @@ class WithTargets(nn.Module):
 
         As speculators has it: the position's weight over the number of scored slots.
         """
-        if self.dpace:  # its confidence is that in the target's choice, whatever the loss
+        # D-PACE's weights grow with the drafter's confidence: as a measure over time, fixed ones are needed
+        if (
+            self.dpace and self.training
+        ):  # its confidence is that in the target's choice, whatever the loss
             losses = ce_loss(logits.detach()[None], targets[None])
             found = dpace_loss_decay(None, scored, self.block - 1, DPACE_ALPHA, losses)[0]
         else:

@@ -81,7 +81,7 @@ def prepare(options: argparse.Namespace, algorithm: ModuleType) -> Training:
     tensors = target_head.read(options.head, stage)
     config = algorithm.config_of(stage.config, manifest, device, len(d2t))
     drafter = algorithm.new_drafter(config, tensors, t2d, d2t, DTYPES[weights])
-    algorithm.initialise(drafter, stage.config, manifest, data["train"][0]["aux"])
+    algorithm.initialise(drafter, stage.config, manifest, tensors, data["train"][0]["aux"])
     ledger.expect_module("drafter weights in training", drafter, weights)
     ledger.watch_inputs("states entering the drafter", algorithm.entry(drafter), dtype)
     ledger.watch_compute("drafter compute", drafter.fc, dtype)

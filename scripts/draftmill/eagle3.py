@@ -74,7 +74,11 @@ def new_drafter(
 
 
 def initialise(
-    drafter: Eagle3DraftModel, settings: dict, manifest: dict, aux: torch.Tensor
+    drafter: Eagle3DraftModel,
+    settings: dict,
+    manifest: dict,
+    tensors: dict[str, torch.Tensor],
+    aux: torch.Tensor,
 ) -> None:
     """EAGLE-3 starts from random layers."""
 
