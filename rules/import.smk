@@ -12,12 +12,12 @@ rule import_drafter:
         config=f"{DRAFTER}/config.json",
         model=f"{DRAFTER}/model.safetensors",
         run=f"{DRAFTER}/run.json",
-    wildcard_constraints:
-        drafter=only(PLAN.made_by("import_drafter")),
     log:
         f"{LOGS}/import_drafter/{{drafter}}.log",
     benchmark:
         f"{LOGS}/import_drafter/{{drafter}}.tsv"
+    wildcard_constraints:
+        drafter=only(PLAN.made_by("import_drafter")),
     container:
         IMAGE_CUDA
     threads: 1
