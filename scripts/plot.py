@@ -70,7 +70,7 @@ def training_figure(paths: list[Path], algorithms: dict[str, str]):
     size = (10, 3.6 * len(kinds))
     figure, grid = plt.subplots(len(kinds), 2, figsize=size, squeeze=False, layout="constrained")
     for kind, (losses, accuracies) in zip(kinds, grid, strict=True):
-        losses.set(title=kind, xlabel="step", ylabel=LOSSES[kind], yscale="log")
+        losses.set(title=kind, xlabel="step", ylabel=LOSSES.get(kind, "loss"), yscale="log")
         accuracies.set(xlabel="step", ylabel="accuracy of the first draft token", ylim=(0, 1))
     for color, path in enumerate(paths):
         losses, accuracies = grid[kinds.index(algorithms[path.parent.name])]
