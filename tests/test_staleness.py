@@ -24,15 +24,17 @@ FOLLOWS = {
     "tokenize_conversations": ["extract_hidden_states", "build_draft_vocab"],
     "extract_hidden_states": ["gate_hidden_states", "index_hidden_states"],
     "gate_hidden_states": ["report"],
-    "index_hidden_states": ["train_eagle3", "measure_acceptance"],
+    "index_hidden_states": ["train_eagle3", "check_drafter", "measure_acceptance"],
     "build_draft_vocab": ["train_eagle3"],
-    "train_eagle3": ["measure_acceptance"],
+    "train_eagle3": ["check_drafter", "measure_acceptance"],
+    "check_drafter": ["report"],
     "measure_acceptance": ["plot"],
     "plot": ["report"],
     "report": [],
 }
 EVERYTHING = set(FOLLOWS)
-READS_SHARDS = ["gate_hidden_states", "index_hidden_states", "train_eagle3", "measure_acceptance"]
+READS_DRAFTERS = ["check_drafter", "measure_acceptance"]
+READS_SHARDS = ["gate_hidden_states", "index_hidden_states", "train_eagle3", *READS_DRAFTERS]
 PREPARES_TARGET = ["prepare_target"]  # everything that reads the target follows from it
 LOADS_TARGET = ["generate_responses", "extract_hidden_states", "gate_hidden_states"]
 PASSES = ["extract_hidden_states", "gate_hidden_states"]
@@ -40,7 +42,7 @@ PASSES = ["extract_hidden_states", "gate_hidden_states"]
 # module -> the rules that run it, before what follows from them; written down, not computed
 RUN_BY = {
     "__init__": [*EVERYTHING],
-    "acceptance": ["measure_acceptance"],
+    "acceptance": READS_DRAFTERS,
     "atomic": [*EVERYTHING],
     "capture": ["extract_hidden_states"],
     "checkpoint_files": PREPARES_TARGET,
@@ -49,13 +51,17 @@ RUN_BY = {
     "causality": ["gate_hidden_states"],
     "checkpoint_fit": PREPARES_TARGET,
     "conversations": ["prepare_prompts"],
-    "devices": [*LOADS_TARGET, "train_eagle3", "measure_acceptance"],
-    "draft_vocab": ["build_draft_vocab", "train_eagle3", "measure_acceptance", "report"],
-    "drafter_layers": ["train_eagle3", "measure_acceptance"],
+    "devices": [*LOADS_TARGET, "train_eagle3", *READS_DRAFTERS],
+    "draft_leaks": ["check_drafter"],
+    "draft_vocab": ["build_draft_vocab", "train_eagle3", *READS_DRAFTERS, "report"],
+    "drafter_layers": ["train_eagle3", *READS_DRAFTERS],
+    "drafter_trials": ["check_drafter"],
+    "drafter_weights": ["check_drafter"],
     "dtype_policy": PREPARES_TARGET,
     "eagle3": ["train_eagle3"],
     "endpoint": ["generate_responses"],
     "errors": [*EVERYTHING],
+    "fresh_drafts": ["check_drafter"],
     "fp8_blocks": PREPARES_TARGET,
     "freed_memory": PREPARES_TARGET,
     "generation": ["generate_responses"],
@@ -85,7 +91,7 @@ RUN_BY = {
     "stage": [*EVERYTHING],
     "state_checks": ["gate_hidden_states"],
     "state_contents": ["gate_hidden_states"],
-    "state_dataset": ["train_eagle3", "measure_acceptance"],
+    "state_dataset": ["train_eagle3", *READS_DRAFTERS],
     "stdlib_prompts": ["prepare_prompts"],
     "tables": ["prepare_prompts", "check_leaks", "generate_responses", "gate_hidden_states"],
     "target_config": PREPARES_TARGET,
@@ -102,6 +108,7 @@ RUN_BY = {
     "tokenizer_checks": PREPARES_TARGET,
     "tokenizer_files": PREPARES_TARGET,
     "trainer": ["train_eagle3"],
+    "training_figures": ["check_drafter"],
     "training_state": ["train_eagle3"],
     "transformers_engine": ["generate_responses"],
     # the driver's own: they decide what is stale and change no result
@@ -131,7 +138,7 @@ RUN_BY = {
     "driver/tokenizer_source": [],
 }
 CONFIG_CASES = [
-    (("acceptance", "draft_tokens"), 2, ["measure_acceptance"]),
+    (("acceptance", "draft_tokens"), 2, READS_DRAFTERS),
     (("acceptance", "seed"), 1, ["measure_acceptance"]),
     (("report",), {"title": "Another"}, ["report"]),
     (("leaks",), {"duplicates": "report"}, ["check_leaks"]),
