@@ -43,12 +43,12 @@ rule train_eagle3:
         model=f"{DRAFTER}/model.safetensors",
         metrics=f"{DRAFTER}/metrics.parquet",
         run=f"{DRAFTER}/run.json",
+    wildcard_constraints:
+        drafter=only(PLAN.made_by("train_eagle3")),
     log:
         f"{LOGS}/train_eagle3/{{drafter}}.log",
     benchmark:
         f"{LOGS}/train_eagle3/{{drafter}}.tsv"
-    wildcard_constraints:
-        drafter=only(PLAN.made_by("train_eagle3")),
     container:
         IMAGE_CUDA
     threads: 2
@@ -80,12 +80,12 @@ rule train_dflash:
         model=f"{DRAFTER}/model.safetensors",
         metrics=f"{DRAFTER}/metrics.parquet",
         run=f"{DRAFTER}/run.json",
+    wildcard_constraints:
+        drafter=only(PLAN.made_by("train_dflash")),
     log:
         f"{LOGS}/train_dflash/{{drafter}}.log",
     benchmark:
         f"{LOGS}/train_dflash/{{drafter}}.tsv"
-    wildcard_constraints:
-        drafter=only(PLAN.made_by("train_dflash")),
     container:
         IMAGE_CUDA
     threads: 2

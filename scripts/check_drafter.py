@@ -11,6 +11,7 @@ from draftmill import (
     draft_leaks,
     drafter_trials,
     drafter_weights,
+    normed_states,
     target_head,
     training_figures,
 )
@@ -65,8 +66,12 @@ def check(
             f"check: {states[0]}: there are no two conversations with answers to draft; give the source more rows, or "
             "raise responses.max_new_tokens."
         )
+    samples = [text.sample for text in texts]
+    found["spread_of_lengths"] = normed_states.check_before_norm(
+        samples, layers, tensors, states[0]
+    )
     steps = settings["draft_tokens"]
-    some = [text.sample for text in texts[-FRESH_TEXTS:]]
+    some = samples[-FRESH_TEXTS:]
     with fresh_drafts(settings["algorithm"], folder, some, steps) as fresh:
         own = [drafter_trials.drafts(algorithm, drafter, text, steps) for text in texts]
         found["leaks"] = draft_leaks.check_leaks(algorithm, drafter, texts, steps)

@@ -220,27 +220,27 @@ def test_an_imported_drafter_may_have_a_head_of_its_own_and_has_no_metrics(road,
     assert found["trials"]["decided"]
 
 
-@DRAFTERS
-def test_layers_in_another_order_than_in_training_are_named(road, drafter, monkeypatch):
+# neighbouring layers of the tiny target, whose weights are random, are alike; its EAGLE-3 drafter, which reads
+# three of them, hardly minds which, so DFlash stands for both here
+def test_layers_in_another_order_than_in_training_are_named(road, monkeypatch):
     with_states(monkeypatch, lambda aux, index: aux.roll(64, -1))
-    assert "check: training: " in (sentence := refused(road, drafter))
+    assert "check: training: " in (sentence := refused(road, "block"))
     assert "another order of layers" in sentence
 
 
-@DRAFTERS
 def test_layers_off_by_one_from_those_in_training_are_named(
-    road, drafter, tiny_target, tmp_path, monkeypatch
+    road, tiny_target, tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patch:
         (tmp_path / "other").mkdir()
         patch.chdir(tmp_path / "other")
         other = to_training(overfitting(tiny_target, [1, 3, 4]))
         manifest = other.states("choose", "manifest.json").resolve()
-    layers = [layer + 1 for layer in road.plan.config["drafters"][drafter]["layers"]["output_of"]]
+    layers = [layer + 1 for layer in road.plan.config["drafters"]["block"]["layers"]["output_of"]]
     data = StateDataset([manifest], "bfloat16", layers)
     states = [data[index]["aux"] for index in range(len(data))]
     with_states(monkeypatch, lambda aux, index: states[index])
-    assert "check: training: " in (sentence := refused(road, drafter))
+    assert "check: training: " in (sentence := refused(road, "block"))
     assert "off by one" in sentence
 
 
@@ -254,8 +254,7 @@ def test_states_after_the_final_norm_are_named(road, drafter, monkeypatch):
         return (each * weight).flatten(1).to(aux.dtype)
 
     with_states(monkeypatch, normed)
-    assert "check: training: " in (sentence := refused(road, drafter))
-    assert "after a norm" in sentence
+    assert "check: norm: the states of output_of 0 behind " in refused(road, drafter)
 
 
 def with_blind_fc(monkeypatch, drafter: str) -> None:

@@ -76,6 +76,7 @@ RUN_BY = {
     "loaded_parts": ["gate_hidden_states"],
     "loading_share": PASSES,
     "lockstep": PASSES,
+    "normed_states": ["check_drafter"],
     "openai_engine": ["generate_responses"],
     "packing": ["train_eagle3"],
     "raw_rows": ["prepare_prompts"],
