@@ -54,6 +54,7 @@ STATES = f"{ROOT}/hidden_states/{{capture}}/{{source}}/{{shard}}.parquet"
 MANIFEST = f"{ROOT}/hidden_states/{{capture}}/{{source}}/manifest.json"
 GATE = f"{ROOT}/gates/{{capture}}/{{source}}/{{shard}}.json"
 LEAKS = f"{ROOT}/gates/leaks.json"
+DRAFTER_CHECKS = f"{ROOT}/gates/drafters/{{drafter}}.json"
 DRAFT_VOCAB = f"{ROOT}/draft_vocab/{{drafter}}.safetensors"
 DRAFTER = f"{ROOT}/drafters/{{drafter}}"
 ACCEPTANCE = f"{ROOT}/acceptance/{{drafter}}/{{source}}.json"
@@ -158,6 +159,31 @@ def gates_of(wildcards):
 def leaks_of(wildcards):
     """The gate against leaks, before a drafter is trained."""
     return guard([LEAKS], f"{DRAFTER}/run.json".format(**wildcards))
+
+
+def checks_of(wildcards):
+    """The gate on a drafter, before it is measured."""
+    checks = DRAFTER_CHECKS.format(drafter=wildcards.drafter)
+    return guard([checks], ACCEPTANCE.format(**wildcards))
+
+
+def metrics_of(wildcards):
+    """The metrics of a drafter's training; nothing where it was not trained here."""
+    trained = wildcards.drafter in PLAN.trained()
+    return f"{DRAFTER}/metrics.parquet".format(**wildcards) if trained else []
+
+
+def checked_manifests(wildcards):
+    """The manifests of the sources that a drafter is checked on."""
+    capture = capture_of(wildcards.drafter)
+    names = PLAN.checked_on(wildcards.drafter)
+    return [MANIFEST.format(capture=capture, source=name) for name in names]
+
+
+def checked_states(wildcards):
+    """The shards behind those manifests."""
+    names = PLAN.checked_on(wildcards.drafter)
+    return over_shards(STATES, names, capture=capture_of(wildcards.drafter))
 
 
 def capture_of(drafter):

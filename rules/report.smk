@@ -36,6 +36,7 @@ rule report:
         tokens=over_shards(TOKENS, PLAN.config["sources"]),
         gates=ALL_GATES,
         leaks=LEAKS,
+        checks=of_drafters(DRAFTER_CHECKS),
         target=TARGET,
         figures=[f"{FIGURES}/training.svg", f"{FIGURES}/acceptance.svg"],
     output:

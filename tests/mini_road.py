@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import build_draft_vocab
+import check_drafter
 import check_leaks
 import extract_hidden_states
 import gate_hidden_states
@@ -140,6 +141,18 @@ class MiniRoad:
         output = self.root / "drafters" / drafter
         stage = self.stage("import_drafter", drafter=drafter)
         import_drafter.import_checkpoint(stage, self.target, self.head, output)
+        return output
+
+    def check_drafter(self, drafter: str = "small") -> Path:
+        output = self.root / f"gates/drafters/{drafter}.json"
+        check_drafter.check(
+            self.stage("check_drafter", drafter=drafter),
+            self.target,
+            self.head,
+            self.root / "drafters" / drafter,
+            [self.states(name, "manifest.json") for name in self.plan.checked_on(drafter)],
+            output,
+        )
         return output
 
     def measure_acceptance(self, source: str, drafter: str = "small") -> Path:

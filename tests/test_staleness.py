@@ -156,7 +156,7 @@ RUN_BY = {
     "driver/tokenizer_source": [],
 }
 CONFIG_CASES = [
-    (("acceptance", "draft_tokens"), 2, ["measure_acceptance"]),
+    (("acceptance", "draft_tokens"), 2, READS_DRAFTERS),
     (("acceptance", "seed"), 1, ["measure_acceptance"]),
     (("report",), {"title": "Another"}, ["report"]),
     (("leaks",), {"duplicates": "report"}, ["check_leaks"]),

@@ -57,6 +57,7 @@ def jobs_of(logs: Path, settings: Json, runs: list[Json]) -> dict[str, list[str]
     jobs["build_draft_vocab"] = list(settings["trained"])
     for run in runs:
         jobs.setdefault(run["record"]["rule"], []).append(run["name"])
+    jobs["check_drafter"] = [run["name"] for run in runs]
     jobs["measure_acceptance"] = [f"{run['name']}.{test}" for run in runs for test in tests]
     return jobs | {"plot": ["all"]}
 

@@ -60,6 +60,7 @@ def artefacts(plan: Plan) -> Iterator[Artefact]:
             yield one("build_draft_vocab", "draft_vocab/{drafter}.safetensors", **at)
             files = (*DRAFTER_FILES, "metrics.parquet")
         yield one(plan.train_rule(drafter), "drafters/{drafter}/run.json", files, **at)
+        yield one("check_drafter", "gates/drafters/{drafter}.json", **at)
     for at in plan.measured():
         yield one("measure_acceptance", "acceptance/{drafter}/{source}.json", **at)
     yield one("plot", "figures/training.svg", ["acceptance.svg"])

@@ -23,7 +23,11 @@ from draftmill.stage import canonical, combine, fingerprint_of
 
 ENVS = Path(__file__).resolve().parents[3] / "envs"
 # rule -> prefixes of the modules that its script takes by name
-BY_ALGORITHM = {"measure_acceptance": ("",), "import_drafter": ("foreign_",)}
+BY_ALGORITHM = {
+    "check_drafter": ("",),
+    "import_drafter": ("foreign_",),
+    "measure_acceptance": ("",),
+}
 # keys of a drafter that say where it comes from and how it is measured, not how it is trained
 NOT_TRAINED = ("capture", "draft_tokens", "path", "hub", "revision")
 LOCKS = ("torch.txt", "requirements.lock")
@@ -233,6 +237,22 @@ class Plan:
         """The drafters that a rule makes."""
         return [d for d in self.config["drafters"] if self.train_rule(d) == rule]
 
+    def checked_on(self, drafter: str) -> list[str]:
+        """The sources whose states a drafter is checked on: those that chose its checkpoint, else a test source."""
+        if drafter in self.trained():
+            return self.with_role("validation")
+        return self.with_role("test")[:1]
+
+    def _check_drafter(self, drafter: str) -> tuple[dict, dict]:
+        settings = self.config["drafters"][drafter]
+        sources = self.checked_on(drafter)
+        items = [{"capture": settings["capture"], "source": name} for name in sources]
+        return {k: settings[k] for k in ("algorithm", "draft_tokens", "layers")}, {
+            "drafter": self.fingerprint(self.train_rule(drafter), drafter=drafter),
+            "hidden_states": self.combined("index_hidden_states", items),
+            "target": self.fingerprint("prepare_target"),
+        }
+
     def _measure_acceptance(self, drafter: str, source: str) -> tuple[dict, dict]:
         settings = self.config["drafters"][drafter]
         capture = settings["capture"]
@@ -264,15 +284,17 @@ class Plan:
         return {"algorithms": names}, self._results() | {"drafters": trained}
 
     def _report(self) -> tuple[dict, dict]:
+        drafters = list(self.config["drafters"])
         gates = [self.of_sources("gate_hidden_states", [s], capture=c) for c, s in self.captured()]
         inputs = self._results() | {
             "gates": combine(gates),
             "leaks": self.fingerprint("check_leaks"),
+            "checks": combine(self.fingerprint("check_drafter", drafter=d) for d in drafters),
             "plot": self.fingerprint("plot"),
         }
         names = {
             "run": self.config["run"],
-            "drafters": list(self.config["drafters"]),
+            "drafters": drafters,
             "trained": self.trained(),
             "captured": [list(pair) for pair in self.captured()],
             "sources": self.shard_counts(),

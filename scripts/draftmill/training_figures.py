@@ -1,0 +1,114 @@
+"""What training said of a drafter, held against the exported checkpoint and against guessing."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from speculators.losses import resolve_loss_config
+from torch import nn
+
+from draftmill.errors import DraftmillError, damaged
+from draftmill.packing import pack
+from draftmill.state_dataset import StateDataset
+from draftmill.target_head import TargetHead
+
+FIRST_DRAFT = "full_acc_0"
+WORSE_THAN_GUESSING = 1.5
+# the exported drafter is run on some answers, and training's accuracy counts the best draft-vocabulary token
+# as right where the text's own is outside
+KEPT_ACCURACY, DEVIATIONS = 0.85, 2
+
+
+@dataclass(frozen=True)
+class Figures:
+    """last_train_loss, best_validation_loss: as training computed them. first_draft: the share of first drafts
+    that were right in that validation; None where the algorithm does not count them."""
+
+    last_train_loss: float
+    best_validation_loss: float
+    first_draft: float | None
+
+
+def read(folder: Path, run: dict) -> Figures:
+    """The figures in a trained drafter's metrics.parquet. Raises DraftmillError where they are not its run's."""
+    path = folder / "metrics.parquet"
+    try:
+        rows = pq.read_table(path, page_checksum_verification=True).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(path, error) from None
+    train = [r for r in rows if r["kind"] == "train"]
+    best = [r for r in rows if r["kind"] == "validation" and r["step"] == run["best_step"]]
+    if not train or not best or best[-1]["loss"] != run["best_validation_loss"]:
+        raise damaged(path, f"it has no validation at step {run['best_step']} as run.json has it")
+    return Figures(train[-1]["loss"], best[-1]["loss"], best[-1].get(FIRST_DRAFT))
+
+
+def check_first_draft(recorded: float | None, right: int, total: int, folder: Path) -> dict:
+    """The exported checkpoint's first drafts must be right about as often as training's validation had it."""
+    share = right / total if total else None
+    found = {"here": share, "in_training": recorded, "positions": total}
+    if not total or not recorded:
+        return found
+    noise = DEVIATIONS * math.sqrt(recorded * (1 - recorded) / total)
+    if share < KEPT_ACCURACY * recorded - noise:
+        raise DraftmillError(
+            f"check: training: {folder} proposes the right next token in {share:.1%} of {total} places of the "
+            f"validation answers, but training's own validation had {recorded:.1%}; so it is run otherwise than it "
+            "was trained: other layers (output_of, off by one), another order of layers, or another "
+            "model code; compare the layers in run.json and config.json with the capture."
+        )
+    return found
+
+
+def check_losses(figures: Figures, guess: float, folder: Path) -> dict:
+    """The best validation loss must not be far above that of a uniform guess."""
+    if not figures.best_validation_loss <= WORSE_THAN_GUESSING * guess:
+        raise DraftmillError(
+            f"check: held out: the best validation loss of {folder} is {figures.best_validation_loss:.3f}, where equal "
+            f"logits for all tokens have {guess:.3f}; the last training loss is {figures.last_train_loss:.3f}; the "
+            "drafter learnt nothing that holds on other text; look at metrics.parquet, the validation sources "
+            "and training.learning_rate."
+        )
+    return {
+        "last_train": figures.last_train_loss,
+        "best_validation": figures.best_validation_loss,
+        "uniform_guess": guess,
+    }
+
+
+@torch.inference_mode()
+def uniform_guess(
+    algorithm: ModuleType,
+    drafter: nn.Module,
+    run: dict,
+    manifest: dict,
+    tensors: dict[str, torch.Tensor],
+    data: StateDataset,
+) -> float:
+    """The training loss of equal logits on one pack of held-out conversations.
+
+    run: the drafter's run.json, whose record holds the settings it was trained with. tensors: head.safetensors.
+    Leaves hooks on the drafter.
+    """
+    settings = json.loads(run["record"]["settings"])["config"]
+    limit = settings["training"]["tokens_per_batch"]
+    device = drafter.fc.weight.device
+    rows = drafter.t2d.bool().cpu() if drafter.use_draft_vocab else None
+    head = TargetHead(manifest, tensors, rows).to(device)
+    model = algorithm.WithTargets(drafter, head, settings).eval()
+    prepare, samples, used = algorithm.prepared(settings), [], 0
+    for index in range(len(data)):
+        used += algorithm.length(data.about(index)["tokens"])
+        if samples and used > limit:
+            break
+        samples.append(prepare(data[index], f"check/{index}"))
+    batch = {name: value.to(device) for name, value in pack(samples, limit).items()}
+    found = model.predict(batch)
+    ((loss, _),) = resolve_loss_config(settings["training"]["loss"], "eager").values()
+    losses = loss(torch.zeros_like(found.logits)[None], found.targets[None])[0]
+    return float((losses * found.weights).sum())
