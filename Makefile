@@ -22,7 +22,9 @@ plan: install  ## what a run will cost, before it runs: CONFIG=configs/...yaml
 
 install: $(VENV)/.installed-requirements.lock
 
-install-dev: $(VENV)/.installed-dev.lock
+install-dev: $(VENV)/.installed-dev.lock $(VENV)/.installed-zlab.txt
+
+$(VENV)/.installed-zlab.txt: | $(VENV)/.installed-dev.lock
 
 # torch first and by itself, then the rest without its dependencies: see envs/overrides.txt
 $(VENV)/.installed-%: envs/% envs/torch.txt envs/target-smollm2.txt

@@ -108,8 +108,9 @@ def evaluate(algorithm, drafter, data, settings: dict, ledger: Ledger, manifest:
         ledger.expect("hidden states in evaluation", sample["aux"].dtype, dtype)
         ids = sample["input_ids"].tolist()
         text = ids[about["start"] :]
-        cut = len(text) == settings["max_new_tokens"] and ids[-1] not in manifest["stop_ids"]
-        end = len(ids) if cut else None
+        # a loop knows its limit beforehand, wherever the answer then ends
+        limit = settings["max_new_tokens"]
+        end = None if limit is None else about["start"] + limit
         proposals = algorithm.drafts(drafter, sample, draft_tokens, max(1, about["start"]), end)
         walks.append(acceptance.walk(ids, about["start"], proposals, draft_tokens))
         abouts.append(about)

@@ -1,17 +1,17 @@
-"""A decoder layer written out with plain tensor operations, in float32: what imported drafters are compared with."""
+"""A decoder layer written out with plain tensor operations, in float32: what drafters are compared with."""
 
 import torch
 from torch.nn import functional
 
-from foreign_checkpoints import HEAD_DIM, HEADS
+from foreign_checkpoints import HEADS
 
 
 class Weights:
     """Tensors of a checkpoint as it was published, in float32."""
 
-    def __init__(self, tensors: dict[str, torch.Tensor], epsilon: float):
+    def __init__(self, tensors: dict[str, torch.Tensor], epsilon: float, queries: int = HEADS):
         self.tensors = {k: v.float() for k, v in tensors.items()}
-        self.epsilon = epsilon
+        self.epsilon, self.queries = epsilon, queries
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(
@@ -25,14 +25,14 @@ class Weights:
             * self.tensors[f"{name}.weight"]
         )
 
-    def mlp(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        gate = functional.silu(self.linear(f"{name}.gate_proj", x))
+    def mlp(self, name: str, x: torch.Tensor, activation=functional.silu) -> torch.Tensor:
+        gate = activation(self.linear(f"{name}.gate_proj", x))
         return self.linear(f"{name}.down_proj", gate * self.linear(f"{name}.up_proj", x))
 
     def heads(self, name: str, x: torch.Tensor, count: int) -> torch.Tensor:
         """[tokens, inputs] -> [heads, tokens, head size], each of the shared heads repeated for its group."""
-        found = self.linear(name, x).view(len(x), count, HEAD_DIM).transpose(0, 1)
-        return found.repeat_interleave(HEADS // count, dim=0)
+        found = self.linear(name, x).view(len(x), count, -1).transpose(0, 1)
+        return found.repeat_interleave(self.queries // count, dim=0)
 
 
 def turned(x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -44,5 +44,5 @@ def turned(x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.
 
 def attention(q, k, v, visible: torch.Tensor) -> torch.Tensor:
     """[heads, queries, size] and [heads, keys, size] -> [queries, heads * size]; visible: bool [queries, keys]."""
-    scores = (q @ k.transpose(-1, -2) / HEAD_DIM**0.5).masked_fill(~visible, float("-inf"))
+    scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(~visible, float("-inf"))
     return (scores.softmax(-1) @ v).transpose(0, 1).reshape(q.shape[1], -1)

@@ -1,4 +1,4 @@
-"""Training: exact resume, one loss whatever the padding, a precision that is what it says."""
+"""Training: losses, precisions, validation and learning rate are what they say."""
 
 import copy
 import json
@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draftmill import training_state
 from draftmill.errors import DraftmillError
 from draftmill.trainer import learning_rate
 from mini_road import MiniRoad
@@ -18,52 +17,6 @@ from mini_road import MiniRoad
 @pytest.fixture
 def road(ready_road) -> MiniRoad:
     return ready_road
-
-
-class Interrupted(Exception):
-    pass
-
-
-def interrupt_after(monkeypatch, saves: int) -> None:
-    """Raises at the `saves`-th resume state, after it is written."""
-    real, count = training_state.save, [0]
-
-    def save(*arguments) -> None:
-        real(*arguments)
-        count[0] += 1
-        if count[0] == saves:
-            raise Interrupted
-
-    monkeypatch.setattr(training_state, "save", save)
-
-
-@pytest.mark.parametrize("saves", [1, 3, 5])
-def test_a_resumed_training_ends_with_the_same_bytes(road, monkeypatch, saves):
-    names = ("model.safetensors", "config.json", "metrics.parquet", "run.json")
-    folder = road.train()
-    expected = {name: (folder / name).read_bytes() for name in names}
-    with monkeypatch.context() as patched:
-        interrupt_after(patched, saves)
-        with pytest.raises(Interrupted):
-            road.train()
-    assert len(list((road.root / ".resume").iterdir())) == 1
-    road.train()
-    for name, content in expected.items():
-        assert (folder / name).read_bytes() == content, name
-    assert list((road.root / ".resume").iterdir()) == []
-
-
-def test_a_damaged_resume_state_starts_anew(road, monkeypatch):
-    folder = road.train()
-    expected = (folder / "model.safetensors").read_bytes()
-    with monkeypatch.context() as patched:
-        interrupt_after(patched, 2)
-        with pytest.raises(Interrupted):
-            road.train()
-    [state] = (road.root / ".resume").iterdir()
-    state.write_bytes(state.read_bytes()[:1000])
-    road.train()
-    assert (folder / "model.safetensors").read_bytes() == expected
 
 
 def with_training(config: dict, **changes) -> dict:

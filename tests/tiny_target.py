@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -74,3 +75,12 @@ def make_target(folder: Path, template: str | None = CHATML, seed: int = 0, **ch
 def edit_tokenizer_config(folder: Path, **changes) -> None:
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def make_target_that_stops(folder: Path) -> Path:
+    """One whose answers end with the end token after any number of tokens, or not within a small limit."""
+    make_target(folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"][2] *= 20
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder

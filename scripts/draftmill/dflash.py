@@ -300,7 +300,8 @@ def drafts(
     """What the drafter would propose at every anchor of a sample, in teacher-forced passes.
 
     sample: input_ids [tokens], aux [tokens, layers * hidden]. start: the first anchor. end: no block reaches
-    past this many tokens, as where a length limit ends the text (z-lab's loop shortens its last blocks).
+    past this many tokens, more or fewer than there are: prompt and length limit of an answer (z-lab's loop
+    shortens the blocks before it, where the answer ends by itself too).
     Returns int64 [tokens - 1, steps]: row j, with token j+1 (the anchor) the last one known, holds the target
     vocabulary's ids of the drafts for tokens j+2, j+3, ...; -1 in rows and places that are not drafted.
 
@@ -324,7 +325,7 @@ def drafts(
 
 def blocks_of(start: int, tokens: int, steps: int, end: int | None):
     """(slots after the anchor, anchors) in groups that share their number of slots."""
-    full = tokens if end is None else max(start, end - steps)
+    full = tokens if end is None else min(tokens, max(start, end - steps))
     for first in range(start, full, ANCHORS_AT_ONCE):
         yield steps, torch.arange(first, min(full, first + ANCHORS_AT_ONCE))
     for anchor in range(full, tokens - 1):
