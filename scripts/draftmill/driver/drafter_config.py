@@ -99,11 +99,6 @@ def check_training(where: str, drafter: dict, config: dict) -> None:
             f"{where}.training.precision' is bf16, but 'target.dtype' is {config['target']['dtype']}; use "
             "mixed."
         )
-    if training.get("position_weights") == "dpace" and training["gamma"] is not None:
-        raise DraftmillError(
-            f"{where}.training.gamma' is the decay of exponential weights, but 'training.position_weights' is "
-            "dpace, which has none; leave it out."
-        )
     first, layers = drafter.get("initial_layers"), drafter["num_layers"]
     if first is not None and len(first) != (layers or NUM_LAYERS[drafter["algorithm"]]):
         raise DraftmillError(
