@@ -93,7 +93,6 @@ RUN_BY = {
     "predictions": TRAINS,
     "published": ["report"],
     "raw_rows": ["prepare_prompts"],
-    "rotary": ["train_eagle3", "measure_acceptance"],
     "read_ahead": PASSES,
     "rendering": ["generate_responses", "tokenize_conversations"],
     "repetition": ["measure_acceptance"],
