@@ -309,7 +309,7 @@ def test_a_layer_that_a_gguf_lacks_is_named_before_anything_is_built(
 ):
     config = yaml.safe_load((repository / "config.yaml").read_text(encoding="utf-8"))
     monkeypatch.chdir(tmp_path)
-    config["hidden_states"]["captures"]["eagle3"]["output_of"] = [1, 30]
+    config["hidden_states"]["captures"]["both"]["output_of"] += [30]
     with pytest.raises(DraftmillError, match="output_of 30, but the target has 30 decoder layers"):
         completed(config)
 

@@ -124,7 +124,8 @@ def test_settings_that_do_not_fit_together_are_refused_by_their_path(
 
 
 def test_dpace_and_initial_layers_are_taken_where_they_fit(base_config):
-    training = {"position_weights": "dpace", "gamma": 3}
+    # gamma weighs the slots in validation
+    training = {"position_weights": "dpace", "gamma": 5}
     settings = {"algorithm": "dflash", "initial_layers": [0, 1, 2, 3, 4], "training": training}
     assert completed(drafter(base_config, **settings))
 

@@ -1,4 +1,5 @@
-"""The whole road, prompts to tau, on nested targets: Kimi-K2.5 (also INT4, streamed) and Qwen3.5-MoE."""
+"""The whole road, prompts to tau, on nested targets: Kimi-K2.5 (also INT4, streamed) and Qwen3.5 (dense and MoE),
+for EAGLE-3 and DFlash from one capture."""
 
 import copy
 import json
@@ -7,20 +8,26 @@ import pytest
 from accelerate.state import AcceleratorState
 
 import families
+from draftmill import dflash
 from mini_road import MiniRoad, write_data
-from workflow import Run, rows, tiny_config
+from workflow import Run, rows, tiny_config, with_block_drafter
 
-SEEDS = ("kimi_k25", "kimi_k25_int4", "qwen3_5_moe")
+SEEDS = ("kimi_k25", "kimi_k25_int4", "qwen3_5", "qwen3_5_moe")
+DRAFTERS = ("mixed", "plain", "block")
+ANGLES = {
+    "kimi_k25_int4": {"rope_type": "yarn", "factor": 8.0},
+    "qwen3_5": {"rope_type": "default", "rope_theta": 10000.0},
+}
 
 
 def config_for(checkpoint) -> dict:
-    """A drafter with fp32 master weights and one in plain bf16."""
+    """An EAGLE-3 drafter with fp32 master weights, one in plain bf16, and a DFlash drafter."""
     config = tiny_config(checkpoint)
     mixed = config["drafters"]["small"]
     plain = copy.deepcopy(mixed)
     plain["training"]["precision"] = "bf16"
     config["drafters"] = {"mixed": mixed, "plain": plain}
-    return config
+    return with_block_drafter(config)
 
 
 @pytest.mark.parametrize("name", SEEDS)
@@ -33,7 +40,7 @@ def test_prompts_become_a_measured_drafter(name, tmp_path, monkeypatch):
         road.to_states(source)
         gate = json.loads(road.gate_hidden_states(source).read_text())
         assert gate["agreement"] >= 0.99
-    for drafter in ("mixed", "plain"):
+    for drafter in DRAFTERS:
         road.build_draft_vocab(drafter)
         AcceleratorState._reset_state()  # one process trains in two precisions
         road.train(drafter)
@@ -44,9 +51,7 @@ def test_prompts_become_a_measured_drafter(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "backend"), [("kimi_k25_int4", "streamed"), ("qwen3_5_moe", "auto")]
-)
+@pytest.mark.parametrize(("name", "backend"), [("kimi_k25_int4", "streamed"), ("qwen3_5", "auto")])
 def test_the_workflow_goes_from_configuration_to_report(name, backend, tmp_path):
     run = Run(tmp_path / "run", config_for(families.make(name, tmp_path / name)))
     run.write_data()
@@ -57,9 +62,18 @@ def test_the_workflow_goes_from_configuration_to_report(name, backend, tmp_path)
     run.snakemake("--set-resources", *options)
     assert run.stale() == {}
     summary = run.result("summary.tsv").read_text().splitlines()
-    assert {line.split("\t")[0] for line in summary} == {"drafter", "mixed", "plain"}
+    assert {line.split("\t")[0] for line in summary} == {"drafter", *DRAFTERS}
     assert name in run.result("report.html").read_text()
-    for drafter in ("mixed", "plain"):
+    for drafter in DRAFTERS:
         record = json.loads(run.result(f"drafters/{drafter}/run.json").read_text())["record"]
-        expected = "float32" if drafter == "mixed" else "bfloat16"
+        expected = "bfloat16" if drafter == "plain" else "float32"
         assert record["dtypes"]["drafter weights in training"] == expected
+    states = list(run.result("hidden_states").iterdir())
+    assert [path.name for path in states] == ["low"], "one capture for all drafters"
+    about = json.loads(run.result("drafters/block/config.json").read_text())
+    assert about["aux_hidden_state_layer_ids"] == [1, 3]
+    angles = about["transformer_layer_config"]["rope_parameters"]
+    assert ANGLES[name].items() <= angles.items()
+    assert not {"mrope_section", "partial_rotary_factor"} & angles.keys()
+    exported = dflash.load(run.result("drafters/block"), "cpu")
+    assert exported.rotary_emb.config.rope_parameters == angles

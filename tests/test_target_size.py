@@ -214,7 +214,7 @@ def test_the_demo_is_planned_from_its_gguf(monkeypatch, repository):
     found = estimate(Plan(config), Options(Assumed()))
     assert found["target"]["total"] == 134_515_008
     assert found["sources"]["stdlib_test"]["basis"] == "at most, tokenized 64 rows"
-    assert found["layers"]["eagle3"] == config["hidden_states"]["captures"]["eagle3"]["output_of"]
+    assert found["layers"]["eagle3"] == config["drafters"]["eagle3"]["layers"]["output_of"]
 
 
 @pytest.mark.parametrize(

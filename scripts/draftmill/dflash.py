@@ -107,7 +107,12 @@ def initialise(
 def empty(config: DFlashSpeculatorConfig) -> DFlashDraftModel:
     """The model without speculators' own copy of the target's norm and head: it knows neither softcap, scale
     nor bias, and not every family's norm."""
-    model = DFlashDraftModel(config)
+    verifier = config.speculators_config.verifier
+    name, verifier.name_or_path = verifier.name_or_path, None  # or it is looked up for its norm
+    try:
+        model = DFlashDraftModel(config)
+    finally:
+        verifier.name_or_path = name
     model.verifier_norm = nn.Identity()
     model.verifier_lm_head = nn.Identity()
     return model

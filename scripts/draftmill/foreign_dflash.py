@@ -47,14 +47,22 @@ def read(folder: Path, manifest: dict, configured: list[int]) -> Foreign:
     configured: output_of that the configuration names. Raises DraftmillError where it cannot be represented
     exactly, or belongs to another target or other layers.
     """
-    source = foreign_files.read_config(folder)
-    where = folder / foreign_files.CONFIG
-    original = foreign_speculators.MARK not in source
-    made = of_original if original else of_speculators
-    config, remarks = made(source, manifest, configured, where)
+    config, remarks = described(folder, manifest, configured)
     tensors = foreign_files.read_tensors(folder)
     kept = {n: t for n, t in tensors.items() if n not in foreign_speculators.OF_THE_TARGET}
-    return Foreign("DFlash" if original else "speculators", config, kept, configured, remarks)
+    return Foreign(
+        foreign_speculators.format_of(folder, "DFlash"), config, kept, configured, remarks
+    )
+
+
+def described(
+    folder: Path, manifest: dict, configured: list[int]
+) -> tuple[DFlashSpeculatorConfig, list[str]]:
+    """Its configuration alone, and remarks; refused as in `read`."""
+    source, where = foreign_files.read_config(folder), folder / foreign_files.CONFIG
+    made = of_speculators if foreign_speculators.MARK in source else of_original
+    config, remarks = made(source, manifest, configured, where)
+    return config, remarks
 
 
 def of_original(

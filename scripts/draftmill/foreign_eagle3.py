@@ -48,17 +48,24 @@ def read(folder: Path, manifest: dict, configured: list[int]) -> Foreign:
     configured: output_of that the configuration names. Raises DraftmillError where it cannot be represented
     exactly, or belongs to another target or other layers.
     """
-    source = foreign_files.read_config(folder)
-    where = folder / foreign_files.CONFIG
-    official = foreign_speculators.MARK not in source
-    made = of_official if official else of_speculators
-    config, remarks = made(source, manifest, configured, where)
-    check_layers(configured, configured, manifest, where)
+    config, remarks = described(folder, manifest, configured)
     tensors = {renamed(n): t for n, t in foreign_files.read_tensors(folder).items()}
     tensors = {n: t for n, t in tensors.items() if n not in foreign_speculators.OF_THE_TARGET}
     tensors = with_draft_vocab(tensors, config, folder)
-    kind = "EAGLE-3" if official else "speculators"
-    return Foreign(kind, config, tensors, configured, remarks)
+    return Foreign(
+        foreign_speculators.format_of(folder, "EAGLE-3"), config, tensors, configured, remarks
+    )
+
+
+def described(
+    folder: Path, manifest: dict, configured: list[int]
+) -> tuple[Eagle3SpeculatorConfig, list[str]]:
+    """Its configuration alone, and remarks; refused as in `read`."""
+    source, where = foreign_files.read_config(folder), folder / foreign_files.CONFIG
+    made = of_speculators if foreign_speculators.MARK in source else of_official
+    config, remarks = made(source, manifest, configured, where)
+    check_layers(configured, configured, manifest, where)
+    return config, remarks
 
 
 def of_official(

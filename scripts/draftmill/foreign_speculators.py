@@ -5,6 +5,7 @@ from pathlib import Path
 from speculators import SpeculatorModelConfig
 from transformers import LlamaConfig, Qwen3Config
 
+from draftmill import foreign_files
 from draftmill.errors import DraftmillError
 from draftmill.foreign_drafter import DESCRIPTIONS, decoder, refuse_unknown, refuse_values
 
@@ -12,6 +13,11 @@ MARK = "speculators_model_type"
 LAYERS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 DEFAULT_THETA = 10_000.0  # of both classes
 OF_THE_TARGET = ("verifier_norm.weight", "verifier_lm_head.weight")  # copies, used in training only
+
+
+def format_of(folder: Path, other: str) -> str:
+    """The format of a drafter's folder: speculators', or the `other` one that its algorithm was published in."""
+    return "speculators" if MARK in foreign_files.read_config(folder) else other
 
 
 def own_fields(

@@ -8,8 +8,9 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from draftmill.driver import drafter_cost
 from draftmill.driver.default_layers import dflash_layers, eagle3_layers
-from draftmill.driver.drafter_size import DrafterSize, drafter_size
+from draftmill.driver.drafter_size import DrafterSize, drafter_size, foreign_size
 from draftmill.driver.plan import Plan
 from draftmill.driver.shard_bytes import shard_bytes
 from draftmill.driver.target_description import checkpoint_folder, target_config
@@ -24,10 +25,8 @@ from draftmill.driver.target_jobs import (
 )
 from draftmill.driver.target_size import TargetSize, checkpoint_bytes, target_size
 from draftmill.driver.token_estimate import Assumed, TokenEstimate, TokenEstimator
-from draftmill.dtype_policy import BYTES
 from draftmill.target_passes import ROOM
 
-BACKWARD = 3  # forward and backward pass, in forward passes
 FORMULAS = {
     "active": "decoder layers (routed experts x experts per token / experts) + final norm + head",
     "resident extraction": "all weights + batch_tokens x (4 hidden + 2 intermediate + states x hidden)",
@@ -37,14 +36,10 @@ FORMULAS = {
     "samples of each shard, and of its longest sample twice (not counted)",
     "attention masks": "tokens x longest sequence, one byte each, of padded batches (train sources), per kind "
     "of attention (whole, sliding, chunked); at most",
-    "training": "trained parameters x (weights + gradients + 2 moments + best weights, fp32 in mixed) + frozen "
-    "embedding and head + target head + tokens_per_batch x ttt_steps x draft vocabulary x 8 bytes of logits",
     "generation": "tokens x 2 active + sequences x 2 layers x hidden x length^2",
     "extraction": "the same without the head",
     "gate": "the same over the gate's samples",
-    "training operations": "3 x ttt_steps x 2 x drafter parameters (embedding not) x tokens seen",
-    "acceptance": "draft_tokens x 2 x drafter parameters (embedding not) x tokens of the test sources",
-}
+} | drafter_cost.FORMULAS
 
 
 @dataclass(frozen=True)
@@ -74,8 +69,9 @@ def estimate(plan: Plan, options: Options) -> dict:
     captures = {c: config["hidden_states"]["captures"][c]["output_of"] for c in plan.captures()}
     drafters = {
         name: drafter_size(settings, settings["layers"]["output_of"], found, size)
-        for name, settings in config["drafters"].items()
         if name in plan.trained()
+        else foreign_size(settings, size)
+        for name, settings in config["drafters"].items()
     }
     disk = disk_use(plan, size, tokens, captures, drafters, options.shards_per_job)
     loads = shard_loads(plan, size, tokens, estimator.limit)
@@ -84,10 +80,10 @@ def estimate(plan: Plan, options: Options) -> dict:
         "target": asdict(size) | {"active": size.active, "config": where},
         "checkpoint": {"bytes": stored, "basis": basis},
         "sources": {n: asdict(e) | {"states": disk["states"][n]} for n, e in tokens.items()},
-        "drafters": {name: asdict(d) for name, d in drafters.items()},
-        "memory": memory(config, size, loads, captures, drafters, options),
-        "operations": operations(plan, size, tokens, loads, len(captures), drafters),
-        "loading": loading(config, size, loads, len(captures), stored, options),
+        "drafters": {name: asdict(d) if d else None for name, d in drafters.items()},
+        "memory": memory(plan, size, tokens, loads, captures, drafters, options),
+        "operations": operations(plan, size, tokens, loads, drafters),
+        "loading": loading(config, size, loads, stored, options),
         "disk": disk,
         "layers": {"eagle3": eagle3_layers(size.layers), "dflash": dflash_layers(size.layers)},
         "formulas": FORMULAS,
@@ -99,18 +95,22 @@ def disk_use(
     size: TargetSize,
     tokens: dict[str, TokenEstimate],
     captures: dict[str, list[int]],
-    drafters: dict[str, DrafterSize],
+    drafters: dict[str, DrafterSize | None],
     per_job: int,
 ) -> dict:
     """Bytes under results/{run}, those already there, and the free space beside them."""
     layouts = {c: shard_bytes(tuple(v), size.hidden, size.dtype) for c, v in captures.items()}
     states = {
-        name: {c: layout.total(e.tokens, e.samples, e.shards) for c, layout in layouts.items()}
+        name: {
+            c: layouts[c].total(e.tokens, e.samples, e.shards)
+            for c, source in plan.captured()
+            if source == name
+        }
         for name, e in tokens.items()
     }
     head = size.bytes_of(size.embedding + size.output)
     built = size.bytes_of(size.total) if plan.config["target"]["package"] else 0
-    exported = sum(size.bytes_of(d.total) for d in drafters.values())
+    exported = sum(size.bytes_of(d.total) for d in drafters.values() if d)
     total = sum(sum(by.values()) for by in states.values()) + head + built + exported
     root = Path(plan.root)
     present = sum(p.stat().st_size for p in root.rglob("*") if p.is_file())
@@ -146,17 +146,18 @@ def per_job(options: Options) -> dict[str, int]:
 
 
 def memory(
-    config: dict,
+    plan: Plan,
     size: TargetSize,
+    tokens: dict[str, TokenEstimate],
     loads: dict[str, list[ShardLoad]],
     captures: dict[str, list[int]],
-    drafters: dict[str, DrafterSize],
+    drafters: dict[str, DrafterSize | None],
     options: Options,
 ) -> dict:
     """Bytes of accelerator (or main) memory per stage; see FORMULAS."""
     widest = max(len(layers) for layers in captures.values()) + 1
     per_token = 4 * size.hidden + 2 * size.intermediate + widest * size.hidden
-    batch = config["hidden_states"]["batch_tokens"]
+    batch = plan.config["hidden_states"]["batch_tokens"]
     streamed = {}
     for rule, count in per_job(options).items():
         job = largest_job(loads[rule], count, size)
@@ -166,25 +167,25 @@ def memory(
             "states in flight": round(sum(shard.held(size) for shard in job)) - masks,
             "attention masks": masks,
         }
-    training = {}
-    for name, settings in config["drafters"].items():
-        found, settings_of = drafters[name], settings["training"]
-        each = BYTES["float32" if settings_of["precision"] == "mixed" else "bfloat16"]
-        vocab = min(settings["draft_vocab_size"], size.vocab)
-        training[name] = round(
-            found.trained
-            * each
-            * (4 + 1)  # weights, gradients, two moments; the best weights so far
-            + found.frozen * each
-            + vocab * size.hidden * BYTES[size.dtype]
-            + settings_of["tokens_per_batch"] * settings["ttt_steps"] * vocab * 8
-        )
+    training, blocks = {}, {}
+    for name in plan.trained():
+        settings, row = plan.config["drafters"][name], training_row(plan, tokens, name)
+        training[name] = drafter_cost.training_bytes(settings, drafters[name], row, size)
+        if row.blocks:
+            blocks[name] = round(row.blocks)
     return {
         "resident extraction": size.bytes_of(size.total + batch * per_token),
         "streamed": streamed,
         "auto is resident from": round(size.bytes_of(size.total) / ROOM),
         "training": training,
+        "blocks of a row": blocks,
     }
+
+
+def training_row(plan: Plan, tokens: dict[str, TokenEstimate], drafter: str) -> drafter_cost.Row:
+    train = {name: tokens[name] for name in plan.with_role("train")}
+    generated = {name for name in train if plan.generates(name)}
+    return drafter_cost.row_of(plan.config["drafters"][drafter], train, generated)
 
 
 def operations(
@@ -192,22 +193,26 @@ def operations(
     size: TargetSize,
     tokens: dict[str, TokenEstimate],
     loads: dict[str, list[ShardLoad]],
-    captures: int,
-    drafters: dict[str, DrafterSize],
+    drafters: dict[str, DrafterSize | None],
 ) -> dict[str, float]:
-    """Floating-point operations per stage; see FORMULAS."""
-    generated = [e for name, e in tokens.items() if plan.generates(name)]
-    tested = sum(tokens[name].tokens for name in plan.with_role("test"))
+    """Floating-point operations per stage; see FORMULAS. Those of drafters whose size is not known are left
+    out."""
+    generated = {name: e for name, e in tokens.items() if plan.generates(name)}
+    tested = {name: tokens[name] for name in plan.with_role("test")}
     train = accept = 0.0
     for name, settings in plan.config["drafters"].items():
-        options = settings["training"]
-        seen = options["steps"] * options["gradient_accumulation"] * options["tokens_per_batch"]
-        step = 2 * drafters[name].multiplied
-        train += BACKWARD * settings["ttt_steps"] * step * seen
-        accept += plan.config["acceptance"]["draft_tokens"] * step * tested
-    passed = {rule: captures * sum(s.operations for s in shards) for rule, shards in loads.items()}
+        found = drafters[name]
+        if name in plan.trained():
+            row = training_row(plan, tokens, name)
+            train += drafter_cost.training_operations(settings, found, row)
+        if found:
+            measured = drafter_cost.acceptance_operations(settings, found, tested, set(generated))
+            accept += measured
+    passed = {rule: sum(s.operations for s in shards) for rule, shards in loads.items()}
     return {
-        "generation": sum(pass_operations(size, e.tokens, e.samples, True) for e in generated),
+        "generation": sum(
+            pass_operations(size, e.tokens, e.samples, True) for e in generated.values()
+        ),
         "extraction": passed["extract_hidden_states"],
         "gate": passed["gate_hidden_states"],
         "training": train,
@@ -219,7 +224,6 @@ def loading(
     config: dict,
     size: TargetSize,
     loads: dict[str, list[ShardLoad]],
-    captures: int,
     stored: int,
     options: Options,
 ) -> dict:
@@ -228,7 +232,7 @@ def loading(
     speeds = Speeds(stored / (options.read_gb_per_second * 1e9), options.tflops * 1e12)
     batch, rules = config["hidden_states"]["batch_tokens"], {}
     for rule, count in per_job(options).items():
-        rules[rule] = loading_of(loads[rule], captures, count, speeds)
+        rules[rule] = loading_of(loads[rule], count, speeds)
         job = largest_job(loads[rule], rules[rule]["enough"] or 1, size)
         rules[rule]["enough_bytes"] = streamed_bytes(size, job, batch)
     return {

@@ -1,6 +1,6 @@
 """An estimate as aligned tables for people."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from draftmill.dtype_policy import BYTES
 from draftmill.job_times import LIMIT
@@ -31,6 +31,8 @@ def lines_of(found: dict) -> Iterator[str]:
     rate = found["loading"]["tflops"]
     yield f"operations, and time at {rate:g} TFLOP/s (generation takes longer: it waits for memory)"
     yield from table(operation_rows(found))
+    if None in found["drafters"].values():
+        yield "  (acceptance without the drafters whose size is not known here)"
     yield ""
     yield from loading_lines(found["loading"], found["checkpoint"])
     yield ""
@@ -73,15 +75,26 @@ def target_rows(found: dict) -> list[list[str]]:
         row("  head", target["head"], "" if target["head"] else "tied to the embedding"),
         row("active per token", target["active"], share),
         ["context", str(target["context"] or "unknown"), "", "tokens"],
-        *(row(f"drafter {n}", d["trained"] + d["frozen"]) for n, d in found["drafters"].items()),
+        *(drafter_row(row, name, drafter) for name, drafter in found["drafters"].items()),
     ]
 
 
+def drafter_row(row: Callable, name: str, size: dict | None) -> list[str]:
+    if size is None:
+        return [
+            f"drafter {name}",
+            "?",
+            "",
+            "not known here: its config.json is not in a local folder",
+        ]
+    return row(f"drafter {name}", size["trained"] + size["frozen"])
+
+
 def source_rows(found: dict) -> list[list[str]]:
-    captures = list(next(iter(found["sources"].values()))["states"])
+    captures = sorted({c for source in found["sources"].values() for c in source["states"]})
     rows = [["source", "rows", "shards", "tokens", *(f"states {c}" for c in captures), "basis"]]
     for name, source in found["sources"].items():
-        states = [bytes_text(source["states"][c]) for c in captures]
+        states = [bytes_text(source["states"].get(c, 0)) for c in captures]
         figures = [f"{source['rows']:,}", f"{source['shards']:,}", f"{source['tokens']:,}"]
         rows.append([name, *figures, *states, source["basis"]])
     return rows
@@ -98,14 +111,21 @@ def memory_rows(found: dict) -> list[list[str]]:
         ]
         if held["attention masks"]:
             rows.append(["    attention masks", held["attention masks"], "of it, at most"])
-    rows += [[f"  training {name}", value, ""] for name, value in memory["training"].items()]
+    for name, value in memory["training"].items():
+        blocks = memory["blocks of a row"].get(name)
+        note = f"{blocks:,} blocks in a packed row" if blocks else ""
+        rows.append([f"  training {name}", value, note])
     return [[name, bytes_text(value), note] for name, value, note in rows]
 
 
 def operation_rows(found: dict) -> list[list[str]]:
     rate = found["loading"]["tflops"] * 1e12
     operations = found["operations"].items()
-    return [[f"  {name}", f"{value:.2e}", time_text(value / rate)] for name, value in operations]
+    return [
+        [f"  {name}", f"{value:.2e}", time_text(value / rate)]
+        for name, value in operations
+        if value
+    ]
 
 
 def loading_lines(loading: dict, checkpoint: dict) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Jobs that pass sequences through the target: what they hold while it is streamed, and how long they load it."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass
-from itertools import islice
 
 from draftmill.driver.plan import Plan
 from draftmill.driver.shard_jobs import MOST_SHARDS
@@ -17,12 +17,13 @@ from draftmill.layer_inputs import ROWS_PER_SAMPLE
 class ShardLoad:
     """What one shard of one capture sends through the target.
 
-    masks: bytes of attention masks, at most. operations: floating-point operations.
+    capture: its name; a job takes shards of one. masks: bytes of attention masks, at most. operations: floating-point operations.
     """
 
     tokens: float
     masks: float
     operations: float
+    capture: str = ""
 
     def held(self, size: TargetSize) -> float:
         """Bytes while a layer is awaited: a halted pass keeps the embedding's output beside the layer's input."""
@@ -40,7 +41,7 @@ def pass_operations(
 def shard_loads(
     plan: Plan, size: TargetSize, tokens: dict[str, TokenEstimate], limit: float
 ) -> dict[str, list[ShardLoad]]:
-    """Rule -> its shards over one capture.
+    """Rule -> its shards, of all captures.
 
     limit: tokens of the longest sequence. A batch that is padded holds two sequences at least.
     """
@@ -48,23 +49,30 @@ def shard_loads(
     longest = min(limit, settings["batch_tokens"] // 2)
     picked = math.ceil(settings["gate"]["rows"] / ROWS_PER_SAMPLE)
     found: dict[str, list[ShardLoad]] = {"extract_hidden_states": [], "gate_hidden_states": []}
-    for name, source in tokens.items():
+    for capture, name in plan.captured():
+        source = tokens[name]
         each, samples = source.tokens / source.shards, source.samples / source.shards
         padded = plan.config["sources"][name]["role"] == "train"
         # one byte for each pair of tokens
         masks = size.mask_kinds * each * longest if padded else 0
-        whole = ShardLoad(each, masks, pass_operations(size, each, samples))
+        whole = ShardLoad(each, masks, pass_operations(size, each, samples), capture)
         share = min(1.0, picked / samples) if samples else 1.0
         checked = pass_operations(size, each * share, samples * share)
         found["extract_hidden_states"] += [whole] * source.shards
-        found["gate_hidden_states"] += [ShardLoad(each * share, 0, checked)] * source.shards
+        found["gate_hidden_states"] += [
+            ShardLoad(each * share, 0, checked, capture)
+        ] * source.shards
     return found
 
 
 def largest_job(shards: list[ShardLoad], per_job: int, size: TargetSize) -> list[ShardLoad]:
     """The shards of a job that holds the most."""
-    ordered = sorted(shards, key=lambda shard: shard.held(size), reverse=True)
-    return list(islice(ordered, per_job))
+    jobs: dict[str, list[ShardLoad]] = {}
+    for shard in sorted(shards, key=lambda shard: shard.held(size), reverse=True):
+        job = jobs.setdefault(shard.capture, [])
+        if len(job) < per_job:
+            job.append(shard)
+    return max(jobs.values(), key=lambda job: sum(shard.held(size) for shard in job))
 
 
 def streamed_bytes(size: TargetSize, job: list[ShardLoad], batch_tokens: int) -> int:
@@ -83,16 +91,18 @@ class Speeds:
     operations: float
 
 
-def loading_of(shards: list[ShardLoad], captures: int, per_job: int, speeds: Speeds) -> dict:
+def loading_of(shards: list[ShardLoad], per_job: int, speeds: Speeds) -> dict:
     """The share of a rule's time that goes into reading weights, and the fewest shards a job that bring it
     below LIMIT; None where MOST_SHARDS do not."""
-    computing = captures * sum(shard.operations for shard in shards) / speeds.operations
+    computing = sum(shard.operations for shard in shards) / speeds.operations
+    by_capture = Counter(shard.capture for shard in shards)
 
     def share(count: int) -> float:
-        jobs = captures * math.ceil(len(shards) / count)  # a job takes shards of several sources
+        # a job takes shards of several sources, of one capture
+        jobs = sum(math.ceil(n / count) for n in by_capture.values())
         return jobs * speeds.load / (jobs * speeds.load + computing)
 
-    most = min(len(shards), MOST_SHARDS)
+    most = min(max(by_capture.values()), MOST_SHARDS)
     return {
         "computing": computing,
         "share": share(per_job),
