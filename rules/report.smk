@@ -36,6 +36,7 @@ rule report:
         tokens=over_shards(TOKENS, PLAN.config["sources"]),
         gates=ALL_GATES,
         leaks=LEAKS,
+        audits=of_drafters(AUDIT, PLAN.trained()),
         target=TARGET,
         figures=[f"{FIGURES}/training.svg", f"{FIGURES}/acceptance.svg"],
     output:

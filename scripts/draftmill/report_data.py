@@ -38,6 +38,9 @@ def collect(root: Path, logs: Path, stage: Stage) -> Json:
     stage.expect("gates", root / "gates", combine(g["fingerprint"] for g in gates))
     leaks = read_json(root / "gates" / "leaks.json")
     stage.expect("leaks", root / "gates" / "leaks.json", leaks["fingerprint"])
+    audits = {d: read_json(root / f"gates/audit/{d}.json") for d in stage.config["trained"]}
+    found = combine(audit["fingerprint"] for audit in audits.values())
+    stage.expect("audits", root / "gates" / "audit", found)
     target = read_json(root / "target" / "manifest.json")
     return {
         "target": target,
@@ -52,6 +55,7 @@ def collect(root: Path, logs: Path, stage: Stage) -> Json:
         "trained": [run for run in runs if run["name"] in stage.config["trained"]],
         "gates": gates,
         "leaks": leaks,
+        "audits": audits,
         "sources": [source_summary(root, name, shards) for name, shards in sources],
         "ledger": ledger(root, target, gates, runs, measured),
         "timings": job_times.timings(logs, stage.config, runs),

@@ -23,7 +23,11 @@ from draftmill.stage import canonical, combine, fingerprint_of
 
 ENVS = Path(__file__).resolve().parents[3] / "envs"
 # rule -> prefixes of the modules that its script takes by name
-BY_ALGORITHM = {"measure_acceptance": ("",), "import_drafter": ("foreign_",)}
+BY_ALGORITHM = {
+    "measure_acceptance": ("",),
+    "import_drafter": ("foreign_",),
+    "audit_training": ("", "audited_"),
+}
 # keys of a drafter that say where it comes from and how it is measured, not how it is trained
 NOT_TRAINED = ("capture", "draft_tokens", "path", "hub", "revision")
 LOCKS = ("torch.txt", "requirements.lock")
@@ -216,7 +220,8 @@ class Plan:
             inputs[role] = self.combined("index_hidden_states", items)
         return {k: v for k, v in settings.items() if k not in NOT_TRAINED}, inputs
 
-    _train_eagle3 = _train_dflash = _training
+    # the audit looks at the very training; nothing follows from it, so its code retrains nothing
+    _train_eagle3 = _train_dflash = _audit_training = _training
 
     def _import_drafter(self, drafter: str) -> tuple[dict, dict]:
         settings = self.config["drafters"][drafter]
@@ -268,6 +273,9 @@ class Plan:
         inputs = self._results() | {
             "gates": combine(gates),
             "leaks": self.fingerprint("check_leaks"),
+            "audits": combine(
+                self.fingerprint("audit_training", drafter=d) for d in self.trained()
+            ),
             "plot": self.fingerprint("plot"),
         }
         names = {
