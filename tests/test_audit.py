@@ -5,8 +5,10 @@ import json
 import pytest
 
 import families
-from mini_road import MiniRoad, road_of
-from workflow import with_block_drafter
+from mini_road import MiniRoad, road_of, write_data
+from workflow import rows, tiny_config, with_block_drafter
+
+SEEDS = ("gemma3", "qwen3_5_moe")
 
 
 @pytest.fixture
