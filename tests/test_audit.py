@@ -44,7 +44,7 @@ def family_cases() -> list:
 def test_with_nothing_planted_none_fires_on_any_family(name, family, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_data(rows(4), rows(2, 500), rows(2, 600))
-    config = with_block_drafter(tiny_config(family(name)), mask_token_id=None)
+    config = with_block_drafter(tiny_config(family(name)))
     config["responses"]["max_new_tokens"] = 16
     road = MiniRoad(config)
     road.prepare_target()

@@ -4,6 +4,7 @@ Each check names, where it fails, what it found, what it means and where to look
 """
 
 import argparse
+from collections.abc import Callable
 from types import ModuleType
 
 from draftmill import (
@@ -44,23 +45,34 @@ def audit(
     options: those of a train script. companion: the audited_ module of the algorithm.
     Raises DraftmillError that names the first failed check; the others stand in the log.
     """
-    training = drafter_training.prepare(options, algorithm)
-    file, _ = tensor_files.read(options.head)
-    results = checked(audited.of(training, algorithm, companion, file))
+    subject = opened(options, algorithm, companion)
+    results = checked(subject)
     failed = [result for result in results if not result.passed]
     if failed:
         others = ", ".join(result.name for result in failed[1:])
         raise DraftmillError(
             f"{failed[0].failure}" + (f" (also failed, see the log: {others})" if others else "")
         )
+    training = subject.training
     return results, training.stage.record(dtypes=dict(training.ledger))
+
+
+def opened(options: argparse.Namespace, algorithm: ModuleType, companion: ModuleType) -> Audited:
+    """The training that these options describe, ready to be audited."""
+    training = drafter_training.prepare(options, algorithm)
+    file, _ = tensor_files.read(options.head)
+    return audited.of(training, algorithm, companion, file)
+
+
+def checks_of(companion: ModuleType) -> dict[str, Callable[[Audited], dict]]:
+    """All checks of an algorithm, in their order."""
+    return {**CHECKS, **companion.CHECKS, **LAST}
 
 
 def checked(subject: Audited) -> list[Result]:
     """Runs every check, whatever the others find, and prints what it finds."""
     results = []
-    for name, check in {**CHECKS, **subject.companion.CHECKS, **LAST}.items():
-        arguments = subject.training if name in subject.companion.CHECKS else subject
-        results.append(audit_checks.run(name, check, arguments))
+    for name, check in checks_of(subject.companion).items():
+        results.append(audit_checks.run(name, check, subject))
         print(results[-1].failure or f"{name}: passed {results[-1].figures}", flush=True)
     return results

@@ -64,7 +64,7 @@ def loss(audited: Audited) -> dict:
     figures = {"loss": audited.settings["training"]["loss"]}
     for what, rig, pack, limit in (
         ("trained", audited.real, supervised_pack(audited), TRAINED),
-        ("fp32", audited.exact, audited.small, EXACT),
+        ("fp32", audited.exact, audited.edges, EXACT),
     ):
         batch = pack.batch(audited.training.trainer)
         drafts = audited.drafts(pack, batch)
@@ -111,7 +111,13 @@ def predictions(audited: Audited, pack: Pack, rig: Rig) -> Predictions:
 
 def masks(audited: Audited) -> dict:
     """What is scored are the answers' tokens, each by the mask of its own label."""
-    pack = supervised_pack(audited)
+    figures = {}
+    for name, pack in (("trained", supervised_pack(audited)), ("borders", audited.edges)):
+        figures[name] = scored_right(audited, pack)
+    return figures
+
+
+def scored_right(audited: Audited, pack: Pack) -> dict:
     batch = pack.batch(audited.training.trainer)
     drafts = audited.drafts(pack, batch)
     seen = audited.real.run(batch)
@@ -121,7 +127,7 @@ def masks(audited: Audited) -> dict:
         f"{wrong}; look at what enters embed_tokens and lm_head.",
     )
     found = predictions(audited, pack, audited.real)
-    scored, inside = (found.weights != 0).cpu(), drafts.document >= 0
+    scored, inside = (found.weights != 0).cpu(), drafts.inside
     require(
         drafts.scored.any() and scored.any(),
         "no token of the first packs carries a loss; look at the loss masks of the training sources (a chat "

@@ -1,6 +1,6 @@
 """The packs that an audit looks at, with what it knows of them from the raw samples alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,6 +11,7 @@ from draftmill.trainer import Trainer
 LOOKED_AT = 64  # samples among which documents of a small pack are chosen
 DOCUMENTS = 3
 SHORTEST = 8  # supervised tokens that a document of a small pack should have
+GAP = 9  # tokens between those that are no answer's, in an invented loss mask
 AROUND = 128  # tokens on either side of an answer's start that a document of a small pack keeps
 
 
@@ -92,6 +93,17 @@ def around(sample: dict[str, torch.Tensor], start: int) -> dict[str, torch.Tenso
     """The part of a sample around its answer's start: a short conversation of its own."""
     part = slice(max(0, start - AROUND), start + AROUND)
     return {name: value[part] for name, value in sample.items()}
+
+
+def with_edges(pack: Pack) -> Pack:
+    """The pack as if answers stood everywhere: up to the borders of documents, with gaps between them."""
+    return replace(pack, samples=[s | {"loss_mask": gapped(s["loss_mask"])} for s in pack.samples])
+
+
+def gapped(mask: torch.Tensor) -> torch.Tensor:
+    made = torch.arange(len(mask)) % GAP != GAP // 2
+    made[:GAP] = made[-GAP:] = True
+    return made
 
 
 def longest(trainer: Trainer, data: StateDataset) -> Pack:

@@ -118,13 +118,15 @@ class Drafts:
 
     document: -1 where a draft is of none, or its chain leaves it; nothing else is said of those. anchor: the
     last token known before drafting, as an index in the document. slot: 1 for the first draft; the drafted
-    token is anchor + slot. known: the last token that was fed. scored: whether it carries a loss.
+    token is anchor + slot. inside: whether a loss may hang on it without leaving the document. known: the last
+    token that was fed. scored: whether it carries a loss.
     position, first_unseen: packed rows, as Predictions names them.
     """
 
     document: torch.Tensor
     anchor: torch.Tensor
     slot: torch.Tensor
+    inside: torch.Tensor
     known: torch.Tensor
     scored: torch.Tensor
     position: torch.Tensor

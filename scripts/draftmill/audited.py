@@ -19,7 +19,8 @@ class Audited:
     """A training that is ready to run.
 
     companion: the audited_ module of its algorithm. file: the tensors of head.safetensors, read for the audit.
-    first: packs of the first epoch. small: a few short documents. long: the longest one.
+    first: packs of the first epoch. small: a few short documents. edges: the same, as if
+    answers stood everywhere, so that drafts are scored up to their borders. long: the longest one.
     """
 
     training: Training
@@ -28,6 +29,7 @@ class Audited:
     file: dict[str, torch.Tensor]
     first: list[Pack]
     small: Pack
+    edges: Pack
     long: Pack
     real: Rig
     exact: Rig
@@ -68,6 +70,7 @@ class Audited:
 def of(training: Training, algorithm: ModuleType, companion: ModuleType, file: dict) -> Audited:
     """The audit's view of a training."""
     trainer, data = training.trainer, training.data["train"]
+    small = audit_packs.small(trainer, data)
     weights = {k: v.detach().clone() for k, v in training.drafter.state_dict().items()}
     return Audited(
         training,
@@ -75,7 +78,8 @@ def of(training: Training, algorithm: ModuleType, companion: ModuleType, file: d
         companion,
         file,
         [audit_packs.first_of(trainer, data, number) for number in range(2)],
-        audit_packs.small(trainer, data),
+        small,
+        audit_packs.with_edges(small),
         audit_packs.longest(trainer, data),
         audit_rig.real(training),
         audit_rig.exact(training, algorithm, weights),

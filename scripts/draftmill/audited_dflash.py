@@ -12,7 +12,7 @@ import torch
 from draftmill.audit_checks import require
 from draftmill.audit_packs import Pack
 from draftmill.audit_rig import Drafts, Seen
-from draftmill.drafter_training import Training
+from draftmill.audited import Audited
 
 EPSILON = 1e-5  # of speculators' mean
 PUBLISHED = {16: 7.0, 10: 5.0, 8: 4.0}  # block -> gamma
@@ -33,12 +33,14 @@ def drafts(pack: Pack, batch: dict[str, torch.Tensor], settings: dict) -> Drafts
             if a + k >= len(mask) or not mask[a + k]:
                 break
             scored[index, k - 1] = True
+    ends = torch.tensor([d.tokens for d in pack.documents])
     slot = torch.arange(1, slots + 1).repeat(len(rows))
     spread = [t.repeat_interleave(slots) for t in (document, anchor, rows)]
     return Drafts(
         document=spread[0],
         anchor=spread[1],
         slot=slot,
+        inside=spread[1] + slot < ends[document].repeat_interleave(slots),
         known=spread[1],
         scored=scored.flatten(),
         position=spread[2] + slot,
@@ -76,6 +78,8 @@ def wrong_inputs(seen: Seen, found: Drafts, pack: Pack, batch: dict, config) -> 
     fed = torch.cat([call.flatten() for call in seen.embedded]).cpu()
     if not torch.equal(fed, slots.flatten()):
         return "slots: a block is not its anchor and then mask tokens"
+    if len(seen.projected) != 1 or len(seen.normed) != 1:
+        return "slots: lm_head is called more than once a step"
     normed = seen.normed[0].view(len(anchor), block, -1)[:, 1:].flatten(0, 1)
     if not torch.equal(seen.projected[0].flatten(0, -2).to(normed.dtype), normed):
         return "slots: the drafts are not those of the slots after slot 0, the anchor's own"
@@ -106,8 +110,9 @@ def windows(settings: dict) -> int | None:
     return settings["sliding_window"]
 
 
-def mask_token(training: Training) -> dict:
+def mask_token(audited: Audited) -> dict:
     """The mask token stands for nothing else."""
+    training = audited.training
     manifest, token = training.manifest, training.config.mask_token_id
     rows = training.drafter.embed_tokens.weight
     require(

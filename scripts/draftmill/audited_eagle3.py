@@ -30,7 +30,9 @@ def drafts(pack: Pack, batch: dict[str, torch.Tensor], settings: dict) -> Drafts
             scored[own] = mask[known[own]] & (known[own] >= steps)
         rows = torch.arange(size)
         slot = torch.full((size,), k)
-        parts.append((document.where(inside, -1), row + 1, slot, known, scored, rows + k, rows + 1))
+        parts.append(
+            (document.where(inside, -1), row + 1, slot, inside, known, scored, rows + k, rows + 1)
+        )
     return Drafts(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
