@@ -72,7 +72,7 @@ def matching(paths, patterns: str) -> set[str]:
 
 REPORT = " report.html"
 RESULTS = " acceptance/* figures/*" + REPORT
-TRAINED = " drafters/*" + RESULTS
+TRAINED = " drafters/* gates/audit/*" + RESULTS
 STATES = " hidden_states/* gates/*/*" + TRAINED
 TOKENS = " tokens/* draft_vocab/*" + STATES
 GENERATED = "".join(
@@ -86,7 +86,7 @@ ALL_OF_LEARN = "prompts/learn/* responses/learn/* gates/leaks.json" + OF_LEARN
 OF_GIVEN = OF_LEARN.replace("learn", "given")
 OF_EXAM = " hidden_states/*/exam/* gates/*/exam/* acceptance/*/exam.json figures/*" + REPORT
 ONLY_A = " acceptance/a/* figures/*" + REPORT
-ONLY_LOW = " hidden_states/low/* gates/low/* drafters/a/*" + ONLY_A
+ONLY_LOW = " hidden_states/low/* gates/low/* drafters/a/* gates/audit/a.json" + ONLY_A
 
 CHAIN = [
     ("report.title", "Another", REPORT),
@@ -102,11 +102,11 @@ CHAIN = [
     ("acceptance.bootstrap", 300, RESULTS),
     ("acceptance.repetition_ngram", 3, RESULTS),
     ("acceptance.seed", 3, RESULTS),
-    ("drafters.a.training.steps", 3, "drafters/a/*" + ONLY_A),
-    ("drafters.a.training.seed", 3, "drafters/a/*" + ONLY_A),
-    ("drafters.a.ttt_steps", 3, "drafters/a/*" + ONLY_A),
-    ("drafters.a.num_layers", 2, "drafters/a/*" + ONLY_A),
-    ("drafters.a.draft_vocab_size", 99, "draft_vocab/a.* drafters/a/*" + ONLY_A),
+    ("drafters.a.training.steps", 3, "drafters/a/* gates/audit/a.json" + ONLY_A),
+    ("drafters.a.training.seed", 3, "drafters/a/* gates/audit/a.json" + ONLY_A),
+    ("drafters.a.ttt_steps", 3, "drafters/a/* gates/audit/a.json" + ONLY_A),
+    ("drafters.a.num_layers", 2, "drafters/a/* gates/audit/a.json" + ONLY_A),
+    ("drafters.a.draft_vocab_size", 99, "draft_vocab/a.* drafters/a/* gates/audit/a.json" + ONLY_A),
     ("responses.max_new_tokens", 9, FROM_GENERATED),
     ("responses.batch_size", 9, FROM_GENERATED),
     ("responses.temperature", 0.7, "responses/learn/*" + OF_LEARN),
