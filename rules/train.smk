@@ -40,12 +40,12 @@ rule audit_training:
         head=HEAD,
     output:
         AUDIT,
-    wildcard_constraints:
-        drafter=only(PLAN.trained()),
     log:
         f"{LOGS}/audit_training/{{drafter}}.log",
     benchmark:
         f"{LOGS}/audit_training/{{drafter}}.tsv"
+    wildcard_constraints:
+        drafter=only(PLAN.trained()),
     container:
         IMAGE_CUDA
     threads: 1
