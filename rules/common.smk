@@ -55,6 +55,7 @@ MANIFEST = f"{ROOT}/hidden_states/{{capture}}/{{source}}/manifest.json"
 GATE = f"{ROOT}/gates/{{capture}}/{{source}}/{{shard}}.json"
 LEAKS = f"{ROOT}/gates/leaks.json"
 DRAFTER_CHECKS = f"{ROOT}/gates/drafters/{{drafter}}.json"
+AUDIT = f"{ROOT}/gates/audit/{{drafter}}.json"
 DRAFT_VOCAB = f"{ROOT}/draft_vocab/{{drafter}}.safetensors"
 DRAFTER = f"{ROOT}/drafters/{{drafter}}"
 ACCEPTANCE = f"{ROOT}/acceptance/{{drafter}}/{{source}}.json"
@@ -156,9 +157,10 @@ def gates_of(wildcards):
     return guard(shards_of(GATE)(wildcards), MANIFEST.format(**wildcards))
 
 
-def leaks_of(wildcards):
-    """The gate against leaks, before a drafter is trained."""
-    return guard([LEAKS], f"{DRAFTER}/run.json".format(**wildcards))
+def before_training(wildcards):
+    """The gates before a drafter is trained: against leaks, and the audit of its training step."""
+    gates = [LEAKS, AUDIT.format(**wildcards)]
+    return guard(gates, f"{DRAFTER}/run.json".format(**wildcards))
 
 
 def checks_of(wildcards):

@@ -37,6 +37,7 @@ rule report:
         gates=ALL_GATES,
         leaks=LEAKS,
         checks=of_drafters(DRAFTER_CHECKS),
+        audits=of_drafters(AUDIT, PLAN.trained()),
         target=TARGET,
         figures=[f"{FIGURES}/training.svg", f"{FIGURES}/acceptance.svg"],
     output:

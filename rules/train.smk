@@ -1,5 +1,6 @@
 # in:  hidden_states/{capture}/{source}/ of the training and validation sources, tokens/, target/
 # out: draft_vocab/{drafter}.safetensors
+#      gates/audit/{drafter}.json: what the training waits for
 #      drafters/{drafter}/: config.json, model.safetensors, metrics.parquet, run.json
 
 
@@ -29,6 +30,38 @@ rule build_draft_vocab:
         " > {log} 2>&1"
 
 
+rule audit_training:
+    input:
+        train=manifests_of("train"),
+        validation=manifests_of("validation"),
+        states=states_of("train", "validation"),
+        vocab=DRAFT_VOCAB,
+        target=TARGET,
+        head=HEAD,
+    output:
+        AUDIT,
+    log:
+        f"{LOGS}/audit_training/{{drafter}}.log",
+    benchmark:
+        f"{LOGS}/audit_training/{{drafter}}.tsv"
+    wildcard_constraints:
+        drafter=only(PLAN.trained()),
+    container:
+        IMAGE_CUDA
+    threads: 1
+    resources:
+        mem_mb=4000,
+    params:
+        settings=settings("audit_training"),
+    shell:
+        f"{LAUNCH}/audit_training.py"
+        " --settings {params.settings:q}"
+        " --target {input.target} --head {input.head} --draft-vocab {input.vocab}"
+        " --train {input.train} --validation {input.validation}"
+        " --output {output}"
+        " > {log} 2>&1"
+
+
 rule train_eagle3:
     input:
         train=manifests_of("train"),
@@ -37,7 +70,7 @@ rule train_eagle3:
         vocab=DRAFT_VOCAB,
         target=TARGET,
         head=HEAD,
-        leaks=leaks_of,
+        gates=before_training,
     output:
         config=f"{DRAFTER}/config.json",
         model=f"{DRAFTER}/model.safetensors",
@@ -74,7 +107,7 @@ rule train_dflash:
         vocab=DRAFT_VOCAB,
         target=TARGET,
         head=HEAD,
-        leaks=leaks_of,
+        gates=before_training,
     output:
         config=f"{DRAFTER}/config.json",
         model=f"{DRAFTER}/model.safetensors",

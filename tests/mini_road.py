@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import audit_training
 import build_draft_vocab
 import check_drafter
 import check_leaks
@@ -117,12 +118,12 @@ class MiniRoad:
         build_draft_vocab.build(stage, self.target, self.root / "tokens", sources, output)
         return output
 
-    def train(self, drafter: str = "small") -> Path:
+    def training(self, rule: str, drafter: str, output: Path) -> argparse.Namespace:
+        """The options of a train script or of the audit."""
+
         def manifests(role: str) -> list[Path]:
             return [self.states(name, "manifest.json") for name in self.plan.with_role(role)]
 
-        output = self.root / "drafters" / drafter
-        rule = self.plan.train_rule(drafter)
         options = {
             "settings": self.stage(rule, drafter=drafter),
             "target": self.target,
@@ -133,8 +134,13 @@ class MiniRoad:
             "resume": self.root / ".resume",
             "output": output,
         }
+        return argparse.Namespace(**options)
+
+    def train(self, drafter: str = "small") -> Path:
+        output = self.root / "drafters" / drafter
         algorithm = algorithms.load(self.plan.algorithm(drafter))
-        drafter_training.train(argparse.Namespace(**options), algorithm)
+        options = self.training(self.plan.train_rule(drafter), drafter, output)
+        drafter_training.train(options, algorithm)
         return output
 
     def import_drafter(self, drafter: str) -> Path:
@@ -154,6 +160,10 @@ class MiniRoad:
             output,
         )
         return output
+
+    def audit_training(self, drafter: str = "small") -> Path:
+        output = self.root / f"gates/audit/{drafter}.json"
+        return audit_training.run(self.training("audit_training", drafter, output))
 
     def measure_acceptance(self, source: str, drafter: str = "small") -> Path:
         output = self.root / f"acceptance/{drafter}/{source}.json"

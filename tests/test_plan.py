@@ -72,7 +72,7 @@ def matching(paths, patterns: str) -> set[str]:
 
 REPORT = " report.html"
 RESULTS = " acceptance/* figures/*" + REPORT
-TRAINED = " drafters/* gates/drafters/*" + RESULTS
+TRAINED = " drafters/* gates/audit/* gates/drafters/*" + RESULTS
 STATES = " hidden_states/* gates/*/*" + TRAINED
 TOKENS = " tokens/* draft_vocab/*" + STATES
 GENERATED = "".join(
@@ -86,7 +86,7 @@ ALL_OF_LEARN = "prompts/learn/* responses/learn/* gates/leaks.json" + OF_LEARN
 OF_GIVEN = OF_LEARN.replace("learn", "given")
 OF_EXAM = " hidden_states/*/exam/* gates/*/exam/* acceptance/*/exam.json figures/*" + REPORT
 ONLY_A = " acceptance/a/* figures/*" + REPORT
-OF_A = " drafters/a/* gates/drafters/a.json" + ONLY_A
+OF_A = " drafters/a/* gates/audit/a.json gates/drafters/a.json" + ONLY_A
 ONLY_LOW = " hidden_states/low/* gates/low/*" + OF_A
 
 CHAIN = [

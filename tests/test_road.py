@@ -35,6 +35,7 @@ def test_the_outputs_stand_where_the_readme_says(finished_run):
         "hidden_states/low/learn/manifest.json",
         "gates/low/judge/00000.json",
         "gates/leaks.json",
+        "gates/audit/small.json",
         "draft_vocab/small.safetensors",
         "drafters/small/config.json",
         "drafters/small/model.safetensors",

@@ -92,7 +92,7 @@ def with_block_drafter(config: dict, **more) -> dict:
         "draft_vocab_size": 256,
         "num_layers": 2,
         "block_size": 4,
-        "mask_token_id": 3,
+        "mask_token_id": 4,  # in no conversation of the tests
         "training": training,
     } | more
     return config

@@ -40,8 +40,8 @@ class Training:
     d2t: torch.Tensor
 
 
-def parse(description: str) -> argparse.Namespace:
-    """The arguments of a train script."""
+def parse(description: str, trains: bool = True) -> argparse.Namespace:
+    """The arguments of a train script, or of one that only looks at the training."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--settings", required=True, type=Stage.parse)
     parser.add_argument("--target", required=True, type=Path, help="the target's manifest.json")
@@ -49,8 +49,10 @@ def parse(description: str) -> argparse.Namespace:
     parser.add_argument("--draft-vocab", required=True, type=Path)
     parser.add_argument("--train", required=True, type=Path, nargs="+", help="manifests")
     parser.add_argument("--validation", required=True, type=Path, nargs="+", help="manifests")
-    parser.add_argument("--resume", required=True, type=Path, help="folder of resume states")
-    parser.add_argument("--output", required=True, type=Path, help="folder of the drafter")
+    if trains:
+        parser.add_argument("--resume", required=True, type=Path, help="folder of resume states")
+    written = "folder of the drafter" if trains else "JSON file"
+    parser.add_argument("--output", required=True, type=Path, help=written)
     return parser.parse_args()
 
 

@@ -41,6 +41,9 @@ def collect(root: Path, logs: Path, stage: Stage) -> Json:
     checks = [read_json(root / "gates/drafters" / f"{d}.json") | {"name": d} for d in drafters]
     found = combine(c["fingerprint"] for c in checks)
     stage.expect("checks", root / "gates/drafters", found)
+    audits = {d: read_json(root / f"gates/audit/{d}.json") for d in stage.config["trained"]}
+    found = combine(audit["fingerprint"] for audit in audits.values())
+    stage.expect("audits", root / "gates" / "audit", found)
     target = read_json(root / "target" / "manifest.json")
     return {
         "target": target,
@@ -56,6 +59,7 @@ def collect(root: Path, logs: Path, stage: Stage) -> Json:
         "gates": gates,
         "leaks": leaks,
         "checks": checks,
+        "audits": audits,
         "sources": [source_summary(root, name, shards) for name, shards in sources],
         "ledger": ledger(root, target, gates, runs, measured),
         "timings": job_times.timings(logs, stage.config, runs),

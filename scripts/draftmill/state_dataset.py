@@ -70,9 +70,12 @@ class StateDataset:
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """input_ids int64 [tokens], loss_mask bool [tokens], aux [tokens, layers * hidden], and last
         [tokens, hidden] in the declared dtype."""
-        path, fingerprint, place = self.places[index]
-        shard = self._shard(path, fingerprint)
         names = [shard_layout.column_of(layer) for layer in self.layers]
-        found = shard.read(place, ["input_ids", "loss_mask", *names, shard_layout.LAST])
+        found = self.columns(index, ["input_ids", "loss_mask", *names, shard_layout.LAST])
         aux = torch.cat([found.pop(name) for name in names], dim=-1)
         return found | {"aux": aux}
+
+    def columns(self, index: int, names: list[str]) -> dict[str, torch.Tensor]:
+        """Columns of a sample's shard, as Shard.read gives them."""
+        path, fingerprint, place = self.places[index]
+        return self._shard(path, fingerprint).read(place, names)

@@ -58,6 +58,7 @@ def artefacts(plan: Plan) -> Iterator[Artefact]:
         files = DRAFTER_FILES
         if drafter in plan.trained():
             yield one("build_draft_vocab", "draft_vocab/{drafter}.safetensors", **at)
+            yield one("audit_training", "gates/audit/{drafter}.json", **at)
             files = (*DRAFTER_FILES, "metrics.parquet")
         yield one(plan.train_rule(drafter), "drafters/{drafter}/run.json", files, **at)
         yield one("check_drafter", "gates/drafters/{drafter}.json", **at)

@@ -24,6 +24,7 @@ from draftmill.stage import canonical, combine, fingerprint_of
 ENVS = Path(__file__).resolve().parents[3] / "envs"
 # rule -> prefixes of the modules that its script takes by name
 BY_ALGORITHM = {
+    "audit_training": ("", "audited_"),
     "check_drafter": ("",),
     "import_drafter": ("foreign_",),
     "measure_acceptance": ("",),
@@ -220,7 +221,8 @@ class Plan:
             inputs[role] = self.combined("index_hidden_states", items)
         return {k: v for k, v in settings.items() if k not in NOT_TRAINED}, inputs
 
-    _train_eagle3 = _train_dflash = _training
+    # the audit looks at the very training; nothing follows from it, so its code retrains nothing
+    _train_eagle3 = _train_dflash = _audit_training = _training
 
     def _import_drafter(self, drafter: str) -> tuple[dict, dict]:
         settings = self.config["drafters"][drafter]
@@ -290,6 +292,9 @@ class Plan:
             "gates": combine(gates),
             "leaks": self.fingerprint("check_leaks"),
             "checks": combine(self.fingerprint("check_drafter", drafter=d) for d in drafters),
+            "audits": combine(
+                self.fingerprint("audit_training", drafter=d) for d in self.trained()
+            ),
             "plot": self.fingerprint("plot"),
         }
         names = {
