@@ -216,7 +216,7 @@ class Plan:
             inputs[role] = self.combined("index_hidden_states", items)
         return {k: v for k, v in settings.items() if k not in NOT_TRAINED}, inputs
 
-    _train_eagle3 = _train_dflash = _training
+    _train_eagle3 = _train_dflash = _train_dflash2 = _train_dspark = _training
 
     def _import_drafter(self, drafter: str) -> tuple[dict, dict]:
         settings = self.config["drafters"][drafter]
