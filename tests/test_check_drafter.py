@@ -307,7 +307,7 @@ def test_drafts_that_see_the_state_of_their_anchor_are_named(road, drafter, monk
 @DRAFTERS
 def test_drafts_that_see_the_tokens_they_propose_are_named(road, drafter, monkeypatch):
     def leaking(real, model, sample, *rest) -> torch.Tensor:
-        found = real(model, sample, *rest)
+        found = real(model, sample, *rest).clone()
         found[:-1, 0] = sample["input_ids"][2:]
         return found
 
@@ -318,7 +318,7 @@ def test_drafts_that_see_the_tokens_they_propose_are_named(road, drafter, monkey
 @DRAFTERS
 def test_drafts_that_no_fresh_process_gives_are_named(road, drafter, monkeypatch):
     def patched(real, *arguments) -> torch.Tensor:
-        found = real(*arguments)
+        found = real(*arguments).clone()
         found[:, -1] = 7
         return found
 
