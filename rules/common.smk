@@ -10,7 +10,7 @@ import sys
 
 sys.path.insert(0, f"{workflow.basedir}/scripts")
 
-from draftmill import job_times
+from draftmill import algorithms, job_times
 from draftmill.driver import images, job_memory, session, shard_jobs
 from draftmill.driver.config import completed
 from draftmill.driver.artefacts import CHECKPOINT_FILES

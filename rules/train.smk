@@ -62,149 +62,43 @@ rule audit_training:
         " > {log} 2>&1"
 
 
-rule train_eagle3:
-    input:
-        train=manifests_of("train"),
-        validation=manifests_of("validation"),
-        states=states_of("train", "validation"),
-        vocab=DRAFT_VOCAB,
-        target=TARGET,
-        head=HEAD,
-        gates=before_training,
-    output:
-        config=f"{DRAFTER}/config.json",
-        model=f"{DRAFTER}/model.safetensors",
-        metrics=f"{DRAFTER}/metrics.parquet",
-        run=f"{DRAFTER}/run.json",
-    log:
-        f"{LOGS}/train_eagle3/{{drafter}}.log",
-    benchmark:
-        f"{LOGS}/train_eagle3/{{drafter}}.tsv"
-    wildcard_constraints:
-        drafter=only(PLAN.made_by("train_eagle3")),
-    container:
-        IMAGE_CUDA
-    threads: 2
-    resources:
-        mem_mb=4000,
-    params:
-        settings=settings("train_eagle3"),
-    shell:
-        f"{LAUNCH}/train_eagle3.py"
-        " --settings {params.settings:q}"
-        " --target {input.target} --head {input.head} --draft-vocab {input.vocab}"
-        " --train {input.train} --validation {input.validation}"
-        f" --resume {ROOT}/.resume"
-        " --output $(dirname {output.run})"
-        " > {log} 2>&1"
+# one rule for each algorithm, with a script of its own, so that a fix in one leaves the others fresh
+for algorithm in algorithms.NAMES:
 
-
-rule train_dflash:
-    input:
-        train=manifests_of("train"),
-        validation=manifests_of("validation"),
-        states=states_of("train", "validation"),
-        vocab=DRAFT_VOCAB,
-        target=TARGET,
-        head=HEAD,
-        gates=before_training,
-    output:
-        config=f"{DRAFTER}/config.json",
-        model=f"{DRAFTER}/model.safetensors",
-        metrics=f"{DRAFTER}/metrics.parquet",
-        run=f"{DRAFTER}/run.json",
-    log:
-        f"{LOGS}/train_dflash/{{drafter}}.log",
-    benchmark:
-        f"{LOGS}/train_dflash/{{drafter}}.tsv"
-    wildcard_constraints:
-        drafter=only(PLAN.made_by("train_dflash")),
-    container:
-        IMAGE_CUDA
-    threads: 2
-    resources:
-        mem_mb=4000,
-    params:
-        settings=settings("train_dflash"),
-    shell:
-        f"{LAUNCH}/train_dflash.py"
-        " --settings {params.settings:q}"
-        " --target {input.target} --head {input.head} --draft-vocab {input.vocab}"
-        " --train {input.train} --validation {input.validation}"
-        f" --resume {ROOT}/.resume"
-        " --output $(dirname {output.run})"
-        " > {log} 2>&1"
-
-
-rule train_dflash2:
-    input:
-        train=manifests_of("train"),
-        validation=manifests_of("validation"),
-        states=states_of("train", "validation"),
-        vocab=DRAFT_VOCAB,
-        target=TARGET,
-        head=HEAD,
-        leaks=leaks_of,
-    output:
-        config=f"{DRAFTER}/config.json",
-        model=f"{DRAFTER}/model.safetensors",
-        metrics=f"{DRAFTER}/metrics.parquet",
-        run=f"{DRAFTER}/run.json",
-    log:
-        f"{LOGS}/train_dflash2/{{drafter}}.log",
-    benchmark:
-        f"{LOGS}/train_dflash2/{{drafter}}.tsv"
-    wildcard_constraints:
-        drafter=only(PLAN.made_by("train_dflash2")),
-    container:
-        IMAGE_CUDA
-    threads: 2
-    resources:
-        mem_mb=4000,
-    params:
-        settings=settings("train_dflash2"),
-    shell:
-        f"{LAUNCH}/train_dflash2.py"
-        " --settings {params.settings:q}"
-        " --target {input.target} --head {input.head} --draft-vocab {input.vocab}"
-        " --train {input.train} --validation {input.validation}"
-        f" --resume {ROOT}/.resume"
-        " --output $(dirname {output.run})"
-        " > {log} 2>&1"
-
-
-rule train_dspark:
-    input:
-        train=manifests_of("train"),
-        validation=manifests_of("validation"),
-        states=states_of("train", "validation"),
-        vocab=DRAFT_VOCAB,
-        target=TARGET,
-        head=HEAD,
-        leaks=leaks_of,
-    output:
-        config=f"{DRAFTER}/config.json",
-        model=f"{DRAFTER}/model.safetensors",
-        metrics=f"{DRAFTER}/metrics.parquet",
-        run=f"{DRAFTER}/run.json",
-    log:
-        f"{LOGS}/train_dspark/{{drafter}}.log",
-    benchmark:
-        f"{LOGS}/train_dspark/{{drafter}}.tsv"
-    wildcard_constraints:
-        drafter=only(PLAN.made_by("train_dspark")),
-    container:
-        IMAGE_CUDA
-    threads: 2
-    resources:
-        mem_mb=4000,
-    params:
-        settings=settings("train_dspark"),
-    shell:
-        f"{LAUNCH}/train_dspark.py"
-        " --settings {params.settings:q}"
-        " --target {input.target} --head {input.head} --draft-vocab {input.vocab}"
-        " --train {input.train} --validation {input.validation}"
-        f" --resume {ROOT}/.resume"
-        " --output $(dirname {output.run})"
-        " > {log} 2>&1"
+    rule:
+        name:
+            f"train_{algorithm}"
+        input:
+            train=manifests_of("train"),
+            validation=manifests_of("validation"),
+            states=states_of("train", "validation"),
+            vocab=DRAFT_VOCAB,
+            target=TARGET,
+            head=HEAD,
+            gates=before_training,
+        output:
+            config=f"{DRAFTER}/config.json",
+            model=f"{DRAFTER}/model.safetensors",
+            metrics=f"{DRAFTER}/metrics.parquet",
+            run=f"{DRAFTER}/run.json",
+        log:
+            f"{LOGS}/train_{algorithm}/{{drafter}}.log",
+        benchmark:
+            f"{LOGS}/train_{algorithm}/{{drafter}}.tsv"
+        wildcard_constraints:
+            drafter=only(PLAN.made_by(f"train_{algorithm}")),
+        container:
+            IMAGE_CUDA
+        threads: 2
+        resources:
+            mem_mb=4000,
+        params:
+            settings=settings(f"train_{algorithm}"),
+        shell:
+            f"{LAUNCH}/train_{algorithm}.py"
+            " --settings {params.settings:q}"
+            " --target {input.target} --head {input.head} --draft-vocab {input.vocab}"
+            " --train {input.train} --validation {input.validation}"
+            f" --resume {ROOT}/.resume"
+            " --output $(dirname {output.run})"
+            " > {log} 2>&1"
