@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
-from workflow import Run, environment, tiny_config
+from workflow import Run, environment, tiny_config, with_block_drafter
 
 pytestmark = pytest.mark.slow
 
@@ -21,6 +21,10 @@ COMPARED = (
     "drafters/small/metrics.parquet",
     "drafters/small/run.json",
     "acceptance/small/judge.json",
+    "drafters/block/model.safetensors",
+    "drafters/block/metrics.parquet",
+    "drafters/block/run.json",
+    "acceptance/block/judge.json",
     "hidden_states/low/learn/00000.parquet",
 )
 # what has to exist for a run to have reached a point: in the middle of a stage each
@@ -34,9 +38,10 @@ POINTS = (
 
 
 def longer(target) -> dict:
-    """The tiny run with a training that is long enough to be caught in the middle."""
-    config = tiny_config(target)
-    config["drafters"]["small"]["training"]["steps"] = 60
+    """The tiny run with a drafter of either algorithm, their training long enough to be caught in the middle."""
+    config = with_block_drafter(tiny_config(target))
+    for drafter in config["drafters"].values():
+        drafter["training"]["steps"] = 60
     return config
 
 
