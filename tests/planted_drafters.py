@@ -88,6 +88,11 @@ def trained_embedding(model) -> None:
     model.embed_tokens.weight.requires_grad_(True)
 
 
+def loud(model) -> None:
+    """Its logits are ten times too large."""
+    model.norm.weight.data.mul_(10)
+
+
 def other_head(model) -> None:
     with torch.no_grad():
         model.lm_head.weight.copy_(model.lm_head.weight.roll(1, 0))

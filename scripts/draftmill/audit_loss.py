@@ -161,6 +161,9 @@ def step_0(audited: Audited) -> dict:
     """
     training, pack = audited.training, audited.small
     rig = audit_rig.exact(training, audited.algorithm)
+    with torch.random.fork_rng():
+        torch.manual_seed(audit_rig.SEED)
+        audited.companion.made_random(rig.drafter)
     batch = pack.batch(training.trainer)
     drafts = audited.drafts(pack, batch)
     logits = rig.run(batch).logits[drafts.scored.to(rig.device)]

@@ -105,6 +105,14 @@ def nudged(layer: torch.nn.Module, place: int, size: torch.Tensor):
     return layer.register_forward_pre_hook(change, with_kwargs=True)
 
 
+def made_random(drafter: torch.nn.Module) -> None:
+    """Takes from a drafter with random layers what its residual stream starts from: where embedding and lm_head are
+    tied, the mask token's own embedding makes that token, and those like it, likely."""
+    row = drafter.embed_tokens.weight.data[drafter.config.mask_token_id]
+    size = row.square().mean().sqrt().clamp_min(1e-3)
+    row.copy_(torch.randn(row.shape).to(row) * size)
+
+
 def windows(settings: dict) -> int | None:
     """Context positions that a block sees; None for all."""
     return settings["sliding_window"]

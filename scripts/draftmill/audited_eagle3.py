@@ -83,6 +83,10 @@ def nudged(layer: torch.nn.Module, place: int, size: torch.Tensor):
     return layer.register_forward_pre_hook(change, with_kwargs=True)
 
 
+def made_random(drafter: torch.nn.Module) -> None:
+    """Nothing: the residual stream starts from fc, which is random."""
+
+
 def windows(settings: dict) -> int | None:
     """Context positions that a draft sees; None for all."""
     return None
