@@ -1,0 +1,150 @@
+"""DFlash2: DFlash with convolutions inside a block, and a selector that orders the best drafts of each slot.
+
+A slot's own logits name `selector_top_k` candidates; the selector adds a score that depends on the token
+before, so drafts are chosen slot by slot, each after the drafter's own choice before it. In training the
+token before is the text's. Slots and targets are DFlash's (z-lab's DFlash2DraftModel and its `propose`).
+"""
+
+from pathlib import Path
+
+import torch
+from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
+from speculators.models.dflash2.metrics import compute_selector_loss, selector_training_candidates
+
+from draftmill import block_drafter, block_drafts, block_targets
+from draftmill.block_drafter import check_target, entry, initialise
+from draftmill.block_targets import DPACE_ALPHA, Blocks, length, prepared
+from draftmill.errors import DraftmillError
+from draftmill.predictions import Predictions
+from draftmill.target_head import TargetHead
+
+__all__ = ["check_target", "entry", "initialise", "length", "prepared"]  # of every block drafter
+DRAFTING = "block"
+FIRST = 1  # the first slot that drafts: slot 0's output is not read
+HEADS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+
+
+def config_of(
+    settings: dict, manifest: dict, device: str, draft_vocab_size: int
+) -> DFlash2SpeculatorConfig:
+    """speculators' configuration of a new drafter for this target.
+
+    Raises DraftmillError where the target's sizes do not suit the convolutions or the selector.
+    """
+    slots = settings["block_size"] - FIRST
+    fields = block_drafter.fields(settings, manifest, device, "dflash2", slots)
+    group, hidden = settings["conv_group_size"], fields["transformer_layer_config"].hidden_size
+    if hidden % group:
+        raise DraftmillError(
+            f"config: conv_group_size is {group}, but must divide the hidden size of the target "
+            f"{manifest['name']}, {hidden}."
+        )
+    if settings["selector_top_k"] > draft_vocab_size:
+        raise DraftmillError(
+            f"config: selector_top_k is {settings['selector_top_k']}, but the target {manifest['name']} knows "
+            f"{draft_vocab_size} tokens; take fewer candidates."
+        )
+    heads = {key: settings[key] for key in HEADS}
+    return DFlash2SpeculatorConfig(**fields, **heads, draft_vocab_size=draft_vocab_size)
+
+
+def new_drafter(
+    config: DFlash2SpeculatorConfig,
+    head: dict[str, torch.Tensor],
+    t2d: torch.Tensor,
+    d2t: torch.Tensor,
+    dtype: torch.dtype,
+) -> DFlash2DraftModel:
+    """A drafter with random layers and the target's embedding and lm_head, both frozen."""
+    return block_drafter.with_target_weights(empty(config), head, t2d, d2t, dtype)
+
+
+def empty(config: DFlash2SpeculatorConfig) -> DFlash2DraftModel:
+    """The model without weights of the target's."""
+    return block_drafter.bare(DFlash2DraftModel, config)
+
+
+class WithTargets(block_targets.WithTargets):
+    """A DFlash2 drafter whose training targets come from the target's own head.
+
+    Its predictions are the logits before the selector, whose own loss is added to theirs.
+    """
+
+    first = FIRST
+
+    def __init__(self, drafter: DFlash2DraftModel, head: TargetHead, settings: dict):
+        super().__init__(drafter, head, settings)
+        self.alpha = settings["training"]["selector_loss_alpha"]
+
+    def head_loss(self, blocks: Blocks, found: Predictions) -> torch.Tensor:
+        """The selector's cross-entropy over its candidates against the target's choice, which takes the place
+        of the last candidate where it is none of them."""
+        selector = self.drafter.candidate_selector
+        likely = found.logits.topk(selector.top_k).indices
+        candidates, place, _ = selector_training_candidates(likely, found.targets.argmax(-1))
+        states, known = blocks.states.flatten(0, 1), blocks.known.flatten()
+        scores = selector.score_candidates(found.logits, states, known, candidates)
+        return self.alpha * compute_selector_loss(
+            scores[None],
+            place[None],
+            blocks.scored.view(1, -1),
+            self.count,
+            gamma=self.gamma,
+            per_position_loss_weight="dpace" if self.dpace else "fixed-exp-decay",
+            dpace_alpha=DPACE_ALPHA,
+            sample_from_anchor=True,  # the first draft of a row counts fully
+        )
+
+    def chosen(self, blocks: Blocks, found: Predictions) -> torch.Tensor:
+        selector = self.drafter.candidate_selector
+        states, known = blocks.states.flatten(0, 1), blocks.known.flatten()
+        candidates, scores = selector.select(found.logits, states, known)
+        return best(candidates, scores)
+
+
+def best(candidates: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """[..., candidates] -> the id with the highest score, [...]."""
+    return candidates.gather(-1, scores.argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def load(folder: Path, device: str) -> DFlash2DraftModel:
+    """An exported drafter, every weight from its file, in the dtypes of that file."""
+    return block_drafter.loaded(empty, folder, device)
+
+
+def drafts(
+    model: DFlash2DraftModel,
+    sample: dict[str, torch.Tensor],
+    steps: int,
+    start: int = 1,
+    end: int | None = None,
+) -> torch.Tensor:
+    """As dflash.drafts: each draft is the selector's choice after the drafter's own draft before it, the first
+    one's after the anchor."""
+
+    def select(states: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
+        unary, known, found = block_drafter.head_logits(model, states), anchors, []
+        for slot in range(states.shape[1]):
+            candidates, scores = model.candidate_selector.select(
+                unary[:, slot], states[:, slot], known
+            )
+            known = best(candidates, scores)
+            found.append(known)
+        return torch.stack(found, dim=1)
+
+    return block_drafts.proposed(model, sample, steps, start, end, FIRST, select, states)
+
+
+def states(
+    model: DFlash2DraftModel,
+    aux: torch.Tensor,
+    ids: torch.Tensor,
+    documents: torch.Tensor,
+    positions: torch.Tensor,
+    anchors: torch.Tensor,
+    block: int,
+) -> torch.Tensor:
+    """block_drafter.states, with convolutions that end where blocks of this size do."""
+    for layer in model.layers:
+        layer.attention_conv.block_size = layer.mlp_conv.block_size = block
+    return block_drafter.states(model, aux, ids, documents, positions, anchors, block)
