@@ -134,3 +134,77 @@ rule train_dflash:
         f" --resume {ROOT}/.resume"
         " --output $(dirname {output.run})"
         " > {log} 2>&1"
+
+
+rule train_dflash2:
+    input:
+        train=manifests_of("train"),
+        validation=manifests_of("validation"),
+        states=states_of("train", "validation"),
+        vocab=DRAFT_VOCAB,
+        target=TARGET,
+        head=HEAD,
+        leaks=leaks_of,
+    output:
+        config=f"{DRAFTER}/config.json",
+        model=f"{DRAFTER}/model.safetensors",
+        metrics=f"{DRAFTER}/metrics.parquet",
+        run=f"{DRAFTER}/run.json",
+    wildcard_constraints:
+        drafter=only(PLAN.made_by("train_dflash2")),
+    log:
+        f"{LOGS}/train_dflash2/{{drafter}}.log",
+    benchmark:
+        f"{LOGS}/train_dflash2/{{drafter}}.tsv"
+    container:
+        IMAGE_CUDA
+    threads: 2
+    resources:
+        mem_mb=4000,
+    params:
+        settings=settings("train_dflash2"),
+    shell:
+        f"{LAUNCH}/train_dflash2.py"
+        " --settings {params.settings:q}"
+        " --target {input.target} --head {input.head} --draft-vocab {input.vocab}"
+        " --train {input.train} --validation {input.validation}"
+        f" --resume {ROOT}/.resume"
+        " --output $(dirname {output.run})"
+        " > {log} 2>&1"
+
+
+rule train_dspark:
+    input:
+        train=manifests_of("train"),
+        validation=manifests_of("validation"),
+        states=states_of("train", "validation"),
+        vocab=DRAFT_VOCAB,
+        target=TARGET,
+        head=HEAD,
+        leaks=leaks_of,
+    output:
+        config=f"{DRAFTER}/config.json",
+        model=f"{DRAFTER}/model.safetensors",
+        metrics=f"{DRAFTER}/metrics.parquet",
+        run=f"{DRAFTER}/run.json",
+    wildcard_constraints:
+        drafter=only(PLAN.made_by("train_dspark")),
+    log:
+        f"{LOGS}/train_dspark/{{drafter}}.log",
+    benchmark:
+        f"{LOGS}/train_dspark/{{drafter}}.tsv"
+    container:
+        IMAGE_CUDA
+    threads: 2
+    resources:
+        mem_mb=4000,
+    params:
+        settings=settings("train_dspark"),
+    shell:
+        f"{LAUNCH}/train_dspark.py"
+        " --settings {params.settings:q}"
+        " --target {input.target} --head {input.head} --draft-vocab {input.vocab}"
+        " --train {input.train} --validation {input.validation}"
+        f" --resume {ROOT}/.resume"
+        " --output $(dirname {output.run})"
+        " > {log} 2>&1"

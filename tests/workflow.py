@@ -120,6 +120,16 @@ def publish(drafters: Path, folder: Path) -> None:
             shutil.copy2(drafters / name / file, folder / name)
 
 
+def of_algorithm(algorithm: str, **more) -> dict:
+    """What makes the drafter of with_block_drafter one of this algorithm, small."""
+    own = {
+        "dflash": {},
+        "dflash2": {"draft_vocab_size": None, "selector_rank": 16, "selector_top_k": 8},
+        "dspark": {"markov_rank": 16},
+    }
+    return {"algorithm": algorithm} | own[algorithm] | more
+
+
 class Run:
     """One folder with a copy of the project, its data and its results."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-NAMES = ("eagle3", "dflash")
+NAMES = ("eagle3", "dflash", "dflash2", "dspark")
 PREFIXES = ("", "foreign_", "audited_")  # the algorithm; its foreign checkpoints; its audit
 
 

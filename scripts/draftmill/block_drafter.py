@@ -71,15 +71,20 @@ def with_target_weights(
 
 
 def initialise(
-    drafter: DFlashDraftModel, settings: dict, manifest: dict, aux: torch.Tensor
+    drafter: DFlashDraftModel,
+    settings: dict,
+    manifest: dict,
+    tensors: dict[str, torch.Tensor],
+    aux: torch.Tensor,
 ) -> None:
     """Starts the layers from the target's own, where the configuration says so.
 
-    aux: [tokens, layers * hidden], states of some training text.
+    tensors: head.safetensors. aux: [tokens, layers * hidden], states of some training text.
     """
-    if settings["initial_layers"] is not None:
+    first = settings["initial_layers"]
+    if first is not None:
         layers = settings["layers"]["output_of"]
-        initial_layers.start_from(drafter, settings["initial_layers"], layers, manifest, aux)
+        initial_layers.start_from(drafter, first, layers, manifest, tensors, aux)
 
 
 def bare(kind: type[DFlashDraftModel], config: DFlashSpeculatorConfig) -> DFlashDraftModel:

@@ -110,7 +110,10 @@ class WithTargets(nn.Module):
 
         As speculators has it: the position's weight over the number of scored drafts.
         """
-        if self.dpace:  # its confidence is that in the target's choice, whatever the loss
+        # D-PACE's weights grow with the drafter's confidence: as a measure over time, fixed ones are needed
+        if (
+            self.dpace and self.training
+        ):  # its confidence is that in the target's choice, whatever the loss
             losses = ce_loss(logits.detach()[None], targets[None])
             found = dpace_loss_decay(None, scored, self.count, DPACE_ALPHA, losses)[0]
         else:
@@ -142,7 +145,7 @@ class WithTargets(nn.Module):
     def metrics(self, blocks: Blocks, found: Predictions) -> dict[str, torch.Tensor]:
         """full_acc_k: blocks in which the drafts 0 to k are all the target's choice, of those that hold k."""
         right = self.chosen(blocks, found) == found.targets.argmax(-1)
-        right = (right.view(blocks.scored.shape) & blocks.scored).cumprod(-1)
+        right = (right.view_as(blocks.scored) & blocks.scored).cumprod(-1)
         metrics = {}
         for k in range(self.count):
             metrics[f"full_acc_{k}_sum"] = right[:, k].sum()

@@ -87,10 +87,10 @@ class WithTargets(block_targets.WithTargets):
         return self.alpha * compute_selector_loss(
             scores[None],
             place[None],
-            blocks.scored.view(1, -1),
+            blocks.scored.reshape(1, -1),
             self.count,
             gamma=self.gamma,
-            per_position_loss_weight="dpace" if self.dpace else "fixed-exp-decay",
+            per_position_loss_weight="dpace" if self.dpace and self.training else "fixed-exp-decay",
             dpace_alpha=DPACE_ALPHA,
             sample_from_anchor=True,  # the first draft of a row counts fully
         )

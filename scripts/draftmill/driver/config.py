@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import yaml
 
-from draftmill.driver import drafter_config, engine
+from draftmill.driver import drafter_config, engine, refused_algorithms
 from draftmill.driver.target_source import layer_count
 from draftmill.errors import DraftmillError
 from draftmill.layers import check_layers
@@ -27,6 +27,7 @@ def completed(config: dict) -> dict:
     Raises DraftmillError that names the first offending key by its dotted path.
     """
     check_values(config, "")
+    refused_algorithms.refuse(config)
     given, config = config, copy.deepcopy(config)
     known = schema()
     errors = sorted(defaulting_validator(known).iter_errors(config), key=lambda e: len(e.path))

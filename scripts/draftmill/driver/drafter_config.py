@@ -6,7 +6,14 @@ from pathlib import Path
 from draftmill.atomic import read_json
 from draftmill.errors import DraftmillError, broken
 
-NUM_LAYERS = {"eagle3": 1, "dflash": 5}  # as published
+NUM_LAYERS = {
+    "eagle3": 1,
+    "dflash": 5,
+    "dflash2": 5,
+    "dspark": 5,
+}  # as published for eagle3 and dflash
+UNDRAFTED = {"dflash": 1, "dflash2": 1, "dspark": 0}  # slots of a block that draft no token
+FOREIGN = ("eagle3", "dflash")  # those whose published checkpoints can be taken over
 
 
 def is_imported(drafter: dict) -> bool:
@@ -38,6 +45,8 @@ def settle(config: dict, given: dict, schema: dict) -> None:
                 place = place[parent]
             del place[key]
         check(name, drafter, config)
+        if drafter["algorithm"] == "dflash2":
+            take_whole_vocabulary(name, drafter, given["drafters"][name])
         complete(name, drafter, config)
 
 
@@ -80,6 +89,11 @@ def check(name: str, drafter: dict, config: dict) -> None:
             f"{where}.layers.output_of' is {wanted}; write the layers in ascending order, the order in which the "
             "states are stored and serving engines concatenate them."
         )
+    if is_imported(drafter) and drafter["algorithm"] not in FOREIGN:
+        raise DraftmillError(
+            f"{where}' names path or hub, but finished drafters are taken over for {' and '.join(FOREIGN)} only; "
+            f"leave it out to train a {drafter['algorithm']} drafter here."
+        )
     if drafter["path"] and drafter["hub"]:
         raise DraftmillError(f"{where}' names path and hub; give one of them.")
     if bool(drafter["hub"]) != bool(drafter["revision"]):
@@ -107,13 +121,24 @@ def check_training(where: str, drafter: dict, config: dict) -> None:
         )
 
 
+def take_whole_vocabulary(name: str, drafter: dict, written: dict) -> None:
+    """DFlash2's selector has a row for each of the target's tokens, and speculators no draft vocabulary."""
+    if written.get("draft_vocab_size") is not None:
+        raise DraftmillError(
+            f"config: 'drafters.{name}.draft_vocab_size' is {written['draft_vocab_size']}, but dflash2 drafts from "
+            "the target's whole vocabulary; leave it out."
+        )
+    drafter["draft_vocab_size"] = None
+
+
 def complete(name: str, drafter: dict, config: dict) -> None:
     """The defaults that depend on other keys."""
     if drafter["layers"] is None:
         drafter["layers"] = config["hidden_states"]["captures"][drafter["capture"]]
     if drafter["draft_tokens"] is None:
-        if drafter["algorithm"] == "dflash":
-            drafter["draft_tokens"] = block_of(name, drafter) - 1
+        algorithm = drafter["algorithm"]
+        if algorithm in UNDRAFTED:
+            drafter["draft_tokens"] = block_of(name, drafter) - UNDRAFTED[algorithm]
         else:
             drafter["draft_tokens"] = config["acceptance"]["draft_tokens"]
     if "num_layers" in drafter and drafter["num_layers"] is None:

@@ -221,8 +221,9 @@ class Plan:
             inputs[role] = self.combined("index_hidden_states", items)
         return {k: v for k, v in settings.items() if k not in NOT_TRAINED}, inputs
 
+    _train_eagle3 = _train_dflash = _train_dflash2 = _train_dspark = _training
     # the audit looks at the very training; nothing follows from it, so its code retrains nothing
-    _train_eagle3 = _train_dflash = _audit_training = _training
+    _audit_training = _training
 
     def _import_drafter(self, drafter: str) -> tuple[dict, dict]:
         settings = self.config["drafters"][drafter]
