@@ -208,6 +208,35 @@ def ready_road(config, prepared_target):
     return road
 
 
+@pytest.fixture(scope="session")
+def block_extraction(tiny_target, tmp_path_factory) -> tuple[Path, dict]:
+    """A folder with an extraction in float32, made once, and its configuration."""
+    from block_models import extracted
+
+    folder, before = tmp_path_factory.mktemp("blocks"), Path.cwd()
+    os.chdir(folder)
+    try:
+        return folder, extracted(tiny_target, "float32")
+    finally:
+        os.chdir(before)
+
+
+@pytest.fixture
+def block_states(block_extraction, monkeypatch) -> dict:
+    """That configuration; its folder is the current one. Tests plan drafters of their own over it."""
+    folder, config = block_extraction
+    monkeypatch.chdir(folder)
+    return copy.deepcopy(config)
+
+
+@pytest.fixture
+def model_of(block_states) -> Callable:
+    """(case, settings of training) -> a drafter of a block algorithm with its samples."""
+    from block_models import Model
+
+    return lambda case, **training: Model(block_states, case, **training)
+
+
 @pytest.fixture
 def asked(config, prepared_target, monkeypatch):
     """(endpoint, settings of responses.openai, source, other settings) -> the road, its answers made."""
