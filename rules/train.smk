@@ -150,12 +150,12 @@ rule train_dflash2:
         model=f"{DRAFTER}/model.safetensors",
         metrics=f"{DRAFTER}/metrics.parquet",
         run=f"{DRAFTER}/run.json",
-    wildcard_constraints:
-        drafter=only(PLAN.made_by("train_dflash2")),
     log:
         f"{LOGS}/train_dflash2/{{drafter}}.log",
     benchmark:
         f"{LOGS}/train_dflash2/{{drafter}}.tsv"
+    wildcard_constraints:
+        drafter=only(PLAN.made_by("train_dflash2")),
     container:
         IMAGE_CUDA
     threads: 2
@@ -187,12 +187,12 @@ rule train_dspark:
         model=f"{DRAFTER}/model.safetensors",
         metrics=f"{DRAFTER}/metrics.parquet",
         run=f"{DRAFTER}/run.json",
-    wildcard_constraints:
-        drafter=only(PLAN.made_by("train_dspark")),
     log:
         f"{LOGS}/train_dspark/{{drafter}}.log",
     benchmark:
         f"{LOGS}/train_dspark/{{drafter}}.tsv"
+    wildcard_constraints:
+        drafter=only(PLAN.made_by("train_dspark")),
     container:
         IMAGE_CUDA
     threads: 2
