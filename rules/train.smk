@@ -144,7 +144,7 @@ rule train_dflash2:
         vocab=DRAFT_VOCAB,
         target=TARGET,
         head=HEAD,
-        leaks=leaks_of,
+        gates=before_training,
     output:
         config=f"{DRAFTER}/config.json",
         model=f"{DRAFTER}/model.safetensors",
@@ -181,7 +181,7 @@ rule train_dspark:
         vocab=DRAFT_VOCAB,
         target=TARGET,
         head=HEAD,
-        leaks=leaks_of,
+        gates=before_training,
     output:
         config=f"{DRAFTER}/config.json",
         model=f"{DRAFTER}/model.safetensors",

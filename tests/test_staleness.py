@@ -270,6 +270,9 @@ SHOWN = {"figures/training.svg", "figures/acceptance.svg", "report.html", "summa
 OF_ONE_ALGORITHM = {
     "dflash": trained("block") | measured("block", "block-again"),
     "anchor_blocks": trained("block") | measured("block", "block-again"),
+    "block_drafter": trained("block") | measured("block", "block-again"),
+    "block_drafts": trained("block") | measured("block", "block-again"),
+    "block_targets": trained("block") | measured("block", "block-again"),
     "mask_token": trained("block") | measured("block", "block-again"),
     "initial_layers": trained("block") | measured("block", "block-again"),
     "visible_attention": trained("block") | measured("block", "block-again"),
