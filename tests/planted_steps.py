@@ -8,11 +8,12 @@ import torch
 from speculators.models.dflash.attention import create_anchor_block_mask_mod
 from speculators.models.eagle3.attention import create_combined_mask_mod
 
-from draftmill import anchor_blocks, dflash, eagle3
+from draftmill import anchor_blocks, block_targets, dflash, eagle3
 from draftmill.input_noise import noised
 
 ALGORITHMS = {"small": eagle3, "block": dflash}
-STEP = {"small": "_passed", "block": "predict"}  # where a batch becomes drafts and targets
+NOISED = {"small": eagle3, "block": block_targets}
+STEP = {"small": "_passed", "block": "blocks"}  # where a batch becomes drafts and targets
 
 
 def unchanged(patch) -> None:
@@ -43,13 +44,13 @@ def noise_in_place(drafter: str) -> Callable:
         def wrong(states, scale):
             return states.add_(scale * torch.randn_like(states)) if scale else states
 
-        patch.setattr(ALGORITHMS[drafter], "noised", wrong)
+        patch.setattr(NOISED[drafter], "noised", wrong)
 
     return plant
 
 
 def no_noise(drafter: str) -> Callable:
-    return lambda patch: patch.setattr(ALGORITHMS[drafter], "noised", lambda states, scale: states)
+    return lambda patch: patch.setattr(NOISED[drafter], "noised", lambda states, scale: states)
 
 
 def text_targets(drafter: str) -> Callable:
@@ -70,7 +71,7 @@ def text_targets(drafter: str) -> Callable:
 
 
 def flat_gamma(patch) -> None:
-    patch.setattr(dflash, "gamma_of", lambda block: 1e9)
+    patch.setattr(block_targets, "gamma_of", lambda block: 1e9)
 
 
 def learnt_dpace(patch) -> None:

@@ -10,8 +10,8 @@ from draftmill import (
     algorithms,
     audit,
     audit_checks,
+    block_targets,
     capture,
-    dflash,
 )
 from draftmill.errors import DraftmillError
 from mini_road import MiniRoad, road_of, write_data
@@ -73,7 +73,7 @@ def test_a_failed_audit_stops_and_writes_nothing(made, monkeypatch):
     folder, config = made
     monkeypatch.chdir(folder)
     road = MiniRoad(config)
-    monkeypatch.setattr(dflash, "gamma_of", lambda block: 1e9)
+    monkeypatch.setattr(block_targets, "gamma_of", lambda block: 1e9)
     with pytest.raises(DraftmillError, match=r"^audit: loss: the step's loss is"):
         road.audit_training("block")
     assert not (road.root / "gates/audit/block.json").exists()

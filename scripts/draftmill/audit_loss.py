@@ -7,8 +7,9 @@ from torch.nn.functional import log_softmax
 
 from draftmill import audit_rig
 from draftmill.audit_checks import require
+from draftmill.audit_heads import Step
 from draftmill.audit_packs import Pack
-from draftmill.audit_rig import Drafts, Rig
+from draftmill.audit_rig import Drafts, Rig, Seen
 from draftmill.audited import CHUNK, Audited
 from draftmill.predictions import Predictions
 
@@ -36,24 +37,29 @@ def each(name: str, logits: torch.Tensor, goals: torch.Tensor) -> torch.Tensor:
 
 
 def reference(
-    audited: Audited, pack: Pack, drafts: Drafts, rig: Rig, logits: torch.Tensor
+    audited: Audited, pack: Pack, drafts: Drafts, rig: Rig, seen: Seen
 ) -> tuple[float, torch.Tensor]:
     """The loss that the step should have, and its gradient with respect to the scored logits, fp64.
 
-    logits: those of the step, of all drafts; only what is made of them is in question here.
+    seen: the step. Only what is made of the logits of lm_head is in question here.
     """
     settings, scored = audited.settings, drafts.scored
     name = settings["training"]["loss"]
-    goals, own = audited.goals(pack, drafts, rig), logits[scored.to(logits.device)]
-    pairs = list(zip(own.split(CHUNK), goals.split(CHUNK), strict=True))
+    goals = audited.goals(pack, drafts, rig)
+    own = seen.logits[scored.to(goals.device)]
+    heads = audited.companion.Heads(Step(rig, seen, drafts, pack, goals, settings))
+    order = torch.arange(len(own), device=own.device)
+    parts = list(zip(*(t.split(CHUNK) for t in (own, goals, order)), strict=True))
     confidence = torch.ones(len(scored), dtype=torch.float64)
-    confidence[scored] = torch.cat([torch.exp(-each("ce", *pair)) for pair in pairs]).cpu()
+    sure = [each("ce", heads.logits(z.double(), chosen), goal) for z, goal, chosen in parts]
+    confidence[scored] = torch.exp(-torch.cat(sure)).cpu()
     weights = audited.companion.weights(drafts, confidence, settings)[scored]
     total, gradients = 0.0, []
-    for (z, goal), weight in zip(pairs, weights.to(own.device).split(CHUNK), strict=True):
+    for (z, goal, chosen), weight in zip(parts, weights.to(own.device).split(CHUNK), strict=True):
         leaf = z.double().requires_grad_()
         with torch.enable_grad():
-            loss = (each(name, leaf, goal) * weight).sum()
+            loss = (each(name, heads.logits(leaf, chosen), goal) * weight).sum()
+            loss = loss + heads.loss(leaf, goal, chosen)
         gradients += torch.autograd.grad(loss, leaf)
         total += float(loss.detach())
     return total, torch.cat(gradients)
@@ -70,7 +76,7 @@ def loss(audited: Audited) -> dict:
         drafts = audited.drafts(pack, batch)
         seen = rig.run(batch, training=True, gradients=True)
         found = float(seen.loss.detach())
-        expected, gradient = reference(audited, pack, drafts, rig, seen.logits)
+        expected, gradient = reference(audited, pack, drafts, rig, seen)
         error = abs(found - expected) / max(abs(expected), 1e-3)
         figures[what] = {"step": found, "reference": expected, "error": error, "tolerance": limit}
         require(

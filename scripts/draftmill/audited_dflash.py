@@ -10,19 +10,22 @@ import math
 import torch
 
 from draftmill.audit_checks import require
+from draftmill.audit_heads import NoHeads
 from draftmill.audit_packs import Pack
 from draftmill.audit_rig import Drafts, Seen
 from draftmill.audited import Audited
 
+Heads = NoHeads
 EPSILON = 1e-5  # of speculators' mean
 PUBLISHED = {16: 7.0, 10: 5.0, 8: 4.0}  # block -> gamma
 SMOOTHING = 0.5  # D-PACE's alpha
 SCANNED = 4096  # samples that are searched for the mask token
 
 
-def drafts(pack: Pack, batch: dict[str, torch.Tensor], settings: dict) -> Drafts:
-    """All blocks one after the other, each with its slots from 1 on."""
-    slots = settings["block_size"] - 1
+def drafts(pack: Pack, batch: dict[str, torch.Tensor], settings: dict, first: int = 1) -> Drafts:
+    """All blocks one after the other, each with its slots from `first` on, which drafts the token after the
+    anchor."""
+    slots = settings["block_size"] - first
     document, row = pack.places(batch["input_ids"].shape[1])
     rows = batch["anchors"][0].cpu().nonzero().flatten()
     document, anchor = document[rows], row[rows]
@@ -48,27 +51,45 @@ def drafts(pack: Pack, batch: dict[str, torch.Tensor], settings: dict) -> Drafts
     )
 
 
-def weights(found: Drafts, confidence: torch.Tensor, settings: dict) -> torch.Tensor:
-    """fp64 [drafts]: exp(-(slot - 1) / gamma), or D-PACE, over the number of scored slots.
+def weights(
+    found: Drafts, confidence: torch.Tensor, settings: dict, first: int = 1
+) -> torch.Tensor:
+    """fp64 [drafts]: how each counts, by its slot or by D-PACE.
 
     confidence: fp64 [drafts], the probability that each draft gives to the target's choice.
     """
-    training, block = settings["training"], settings["block_size"]
-    total = int(found.scored.sum()) + EPSILON
-    if training["position_weights"] == "exponential":
-        gamma = training["gamma"] or PUBLISHED.get(block, block * PUBLISHED[16] / 16)
-        return torch.exp(-(found.slot - 1).double() / gamma) * found.scored / total
-    scored = found.scored.view(-1, block - 1).double()
-    smooth = (1 - SMOOTHING) * confidence.view(-1, block - 1) + SMOOTHING
+    if settings["training"]["position_weights"] == "exponential":
+        return scaled(found, settings)
+    return smoothed(found, confidence, settings, first)
+
+
+def scaled(found: Drafts, settings: dict, epsilon: float = EPSILON) -> torch.Tensor:
+    """fp64 [drafts]: exp(-(slot - 1) / gamma) over the number of scored slots."""
+    block = settings["block_size"]
+    gamma = settings["training"]["gamma"] or PUBLISHED.get(block, block * PUBLISHED[16] / 16)
+    decay = torch.exp(-(found.slot - 1).double() / gamma)
+    return decay * found.scored / (int(found.scored.sum()) + epsilon)
+
+
+def smoothed(
+    found: Drafts, confidence: torch.Tensor, settings: dict, first: int = 1
+) -> torch.Tensor:
+    """fp64 [drafts]: D-PACE's weights over the number of scored slots."""
+    slots = settings["block_size"] - first
+    scored = found.scored.view(-1, slots).double()
+    smooth = (1 - SMOOTHING) * confidence.view(-1, slots) + SMOOTHING
     reached = smooth.where(scored > 0, torch.ones_like(smooth)).cumprod(-1) * scored
-    return (reached.flip(-1).cumsum(-1).flip(-1) * scored).flatten() / total
+    weight = (reached.flip(-1).cumsum(-1).flip(-1) * scored).flatten()
+    return weight / (int(found.scored.sum()) + EPSILON)
 
 
-def wrong_inputs(seen: Seen, found: Drafts, pack: Pack, batch: dict, config) -> str | None:
+def wrong_inputs(
+    seen: Seen, found: Drafts, pack: Pack, batch: dict, config, first: int = 1
+) -> str | None:
     """What is wrong with tokens, slots or positions of a step that was watched, as part of a sentence."""
     block = config.block_size
-    first = slice(None, None, block - 1)
-    document, anchor = found.document[first].tolist(), found.anchor[first].tolist()
+    each = slice(None, None, block - first)
+    document, anchor = found.document[each].tolist(), found.anchor[each].tolist()
     slots = torch.full((len(anchor), block), config.mask_token_id)
     masks = [sample["loss_mask"] for sample in pack.samples]
     for index, (number, a) in enumerate(zip(document, anchor, strict=True)):
@@ -80,9 +101,9 @@ def wrong_inputs(seen: Seen, found: Drafts, pack: Pack, batch: dict, config) -> 
         return "slots: a block is not its anchor and then mask tokens"
     if len(seen.projected) != 1 or len(seen.normed) != 1:
         return "slots: lm_head is called more than once a step"
-    normed = seen.normed[0].view(len(anchor), block, -1)[:, 1:].flatten(0, 1)
+    normed = seen.normed[0].view(len(anchor), block, -1)[:, first:].flatten(0, 1)
     if not torch.equal(seen.projected[0].flatten(0, -2).to(normed.dtype), normed):
-        return "slots: the drafts are not those of the slots after slot 0, the anchor's own"
+        return f"slots: the drafts are not those of a block's slots, from slot {first} on"
     places = pack.places(batch["input_ids"].shape[1])[1]
     context, blocks = seen.rotated[0].flatten().cpu().split([len(places), len(anchor) * block])
     expected = torch.tensor(anchor)[:, None] + torch.arange(block)

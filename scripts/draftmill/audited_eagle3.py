@@ -7,10 +7,12 @@ j+k, which must be an answer's. The first steps - 1 tokens of a document train n
 
 import torch
 
+from draftmill.audit_heads import NoHeads
 from draftmill.audit_packs import Pack
 from draftmill.audit_rig import Drafts, Seen
 
 CHECKS: dict = {}
+Heads = NoHeads
 EPSILON = 1e-5  # of speculators' mean
 
 

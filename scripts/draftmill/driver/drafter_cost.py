@@ -5,6 +5,7 @@ Activations of EAGLE-3 are not counted, and no operations of attention: see FORM
 
 from dataclasses import dataclass
 
+from draftmill.driver.drafter_config import UNDRAFTED
 from draftmill.driver.drafter_size import DrafterSize
 from draftmill.driver.target_size import TargetSize
 from draftmill.driver.token_estimate import TokenEstimate
@@ -17,7 +18,7 @@ FROZEN = (
 # at the peak of a step, per logit: the drafter's and the target's, and what a loss keeps of them
 LOGIT_BYTES = {"ce": 12, "tv": 20, "kl_div": 28, "rkl": 28, "jsd": 36}
 EAGLE3_LOGIT_BYTES = 8
-ANCHORS_AT_ONCE = 64  # in evaluation, see dflash.py
+ANCHORS_AT_ONCE = 64  # in evaluation, see block_drafts.py
 FORMULAS = {
     "training": "trained parameters x (weights + gradients + 2 moments + best weights, fp32 in mixed) + frozen "
     "embedding and head + target head + logits (+ activations and masks of blocks)",
@@ -69,10 +70,15 @@ def training_bytes(settings: dict, found: DrafterSize, row: Row, size: TargetSiz
     if settings["algorithm"] == "eagle3":
         return round(held + row.tokens * settings["ttt_steps"] * vocab * EAGLE3_LOGIT_BYTES)
     block = settings["block_size"]
-    held += row.blocks * (block - 1) * vocab * LOGIT_BYTES[training["loss"]]
+    held += row.blocks * slots_of(settings) * vocab * LOGIT_BYTES[training["loss"]]
     queries = row.blocks * block
     held += queries * found.kept_bytes + queries * (row.tokens + queries)
     return round(held)
+
+
+def slots_of(settings: dict) -> int:
+    """Tokens that a block drafts."""
+    return settings["block_size"] - UNDRAFTED[settings["algorithm"]]
 
 
 def training_operations(settings: dict, found: DrafterSize, row: Row) -> float:
@@ -80,7 +86,7 @@ def training_operations(settings: dict, found: DrafterSize, row: Row) -> float:
     rows = training["steps"] * training["gradient_accumulation"]
     if settings["algorithm"] == "eagle3":
         return rows * BACKWARD * settings["ttt_steps"] * 2 * found.multiplied * row.tokens
-    drafted = row.blocks * (settings["block_size"] - 1)
+    drafted = row.blocks * slots_of(settings)
     trained = found.body * (drafted + row.blocks) + found.keys * row.tokens
     frozen = found.fc * row.tokens + found.head * drafted
     return rows * 2 * (BACKWARD * trained + FROZEN * frozen)
