@@ -51,6 +51,10 @@ def test_unseen_tokens_fill_up_from_the_lowest_id():
     assert draft_vocab.most_frequent(Counter({1: 3}), 4, 10, [8]) == [0, 1, 2, 8]
 
 
+def test_a_mask_token_never_fills_up():
+    assert draft_vocab.most_frequent(Counter({1: 3}), 4, 10, [8], {2}) == [0, 1, 3, 8]
+
+
 @given(
     counts=st.dictionaries(st.integers(0, 29), st.integers(1, 5)),
     size=st.integers(2, 30),

@@ -8,17 +8,19 @@ from types import SimpleNamespace
 import pytest
 
 from draftmill import algorithms
-from draftmill.driver import code, session
+from draftmill.driver import code, drafter_config, session
 from draftmill.driver.artefacts import artefacts
 from draftmill.driver.config import completed
-from draftmill.driver.plan import BY_ALGORITHM, Plan
+from draftmill.driver.drafter_plan import BY_ALGORITHM
+from draftmill.driver.plan import Plan
 from draftmill.errors import DraftmillError
 from draftmill.stage import canonical
 from workflow import with_block_drafter
 
-MEASURED = {"acceptance/block/judge.json"}
+MEASURED = {"acceptance/block/judge.json", "gates/drafters/block.json"}
 SHOWN = {"figures/training.svg", "report.html"}
-TRAINED = {"drafters/block/run.json"} | MEASURED | SHOWN
+TRAINED = {"drafters/block/run.json", "gates/audit/block.json"} | MEASURED | SHOWN
+VOCAB = {"draft_vocab/block.safetensors"}
 
 
 def fingerprints(config: dict) -> dict[str, str]:
@@ -43,11 +45,11 @@ CASES = [
     ("training.position_weights", "dpace", TRAINED),
     ("training.noise", 0.01, TRAINED),
     ("num_layers", 1, TRAINED),
-    ("mask_token_id", 5, TRAINED),
+    ("mask_token_id", 5, TRAINED | VOCAB),
     ("layers", {"output_of": [2, 3]}, TRAINED),
     ("sliding_window", 64, TRAINED),
     ("block_size", 6, TRAINED),
-    ("draft_vocab_size", 128, TRAINED | {"draft_vocab/block.safetensors"}),
+    ("draft_vocab_size", 128, TRAINED | VOCAB),
     ("draft_tokens", 2, MEASURED | SHOWN),
 ]
 
@@ -61,14 +63,15 @@ def test_a_key_of_the_block_drafter_leaves_the_chain_drafter_fresh(
 
 def test_draft_tokens_of_a_chain_drafter_only_measure_it_again(both, changed):
     other = changed(both, "drafters.small.draft_tokens", 2)
-    assert differing(both, other) == {"acceptance/small/judge.json"} | SHOWN
+    measured = {"acceptance/small/judge.json", "gates/drafters/small.json"}
+    assert differing(both, other) == measured | SHOWN
 
 
 def test_adding_or_removing_a_drafter_on_other_layers_of_the_capture_extracts_nothing(both):
     one = copy.deepcopy(both)
     del one["drafters"]["block"]
-    assert differing(one, both) == TRAINED | {"draft_vocab/block.safetensors"}
-    assert differing(both, one) == TRAINED | {"draft_vocab/block.safetensors"}
+    assert differing(one, both) == TRAINED | VOCAB
+    assert differing(both, one) == TRAINED | VOCAB
 
 
 def test_a_folder_of_a_drafter_counts_by_what_is_read_of_it(both):
@@ -88,6 +91,7 @@ def test_a_folder_of_a_drafter_counts_by_what_is_read_of_it(both):
     assert {name for name in after if after[name] != before[name]} == {
         "drafters/other/run.json",
         "acceptance/other/judge.json",
+        "gates/drafters/other.json",
         "report.html",
         "figures/training.svg",
     }
@@ -95,9 +99,10 @@ def test_a_folder_of_a_drafter_counts_by_what_is_read_of_it(both):
 
 def test_the_driver_freezes_every_module_that_a_job_can_take_by_name(repository):
     files = {*algorithms.files(repository / "scripts")}
-    for prefixes in BY_ALGORITHM.values():
+    for rule, prefixes in BY_ALGORITHM.items():
+        taken = drafter_config.FOREIGN if rule == "import_drafter" else algorithms.NAMES
         for prefix in prefixes:
-            for algorithm in algorithms.NAMES:
+            for algorithm in taken:
                 module = algorithms.module_of(algorithm, prefix)
                 assert module.replace(".", "/") + ".py" in files
 

@@ -5,6 +5,7 @@ d2t: int64 [draft vocabulary], OFFSETS: target id = draft id + d2t[draft id].
 """
 
 from collections import Counter
+from collections.abc import Container
 from pathlib import Path
 
 import torch
@@ -13,12 +14,15 @@ from draftmill import tensor_files
 from draftmill.errors import DraftmillError
 
 
-def most_frequent(counts: Counter, size: int, vocab: int, always: list[int]) -> list[int]:
-    """`size` token ids in ascending order: `always`, then by falling count, then the lowest ids."""
+def most_frequent(
+    counts: Counter, size: int, vocab: int, always: list[int], left_out: Container = ()
+) -> list[int]:
+    """`size` token ids in ascending order: `always`, then by falling count, then the lowest ids that are not
+    `left_out`."""
     ranked = [*always, *(token for token, _ in sorted(counts.items(), key=lambda c: (-c[1], c[0])))]
     chosen = list(dict.fromkeys(ranked))[:size]
     taken = set(chosen)
-    spare = (token for token in range(vocab) if token not in taken)
+    spare = (token for token in range(vocab) if token not in taken and token not in left_out)
     return sorted(chosen + [next(spare) for _ in range(size - len(chosen))])
 
 
