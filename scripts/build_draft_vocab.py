@@ -44,7 +44,7 @@ def build(stage: Stage, target: Path, tokens: Path, sources: list[str], output: 
         )
     if not counts:
         raise DraftmillError(f"{tokens}: the training sources hold no answer token.")
-    left_out = {stage.config["mask_token_id"]} if size < vocab else set()
+    left_out = {stage.config.get("mask_token_id")} if size < vocab else set()
     chosen = draft_vocab.most_frequent(counts, size, vocab, manifest["stop_ids"], left_out)
     total = sum(counts.values())
     coverage = sum(counts[token] for token in chosen) / total

@@ -76,7 +76,8 @@ def check(
         own = [drafter_trials.drafts(algorithm, drafter, text, steps) for text in texts]
         found["leaks"] = draft_leaks.check_leaks(algorithm, drafter, texts, steps)
         told = None if imported else training_figures.read(folder, run)
-        first = drafter_trials.first_right(texts, own, drafter.t2d)
+        whole = target_head.TargetHead(manifest, tensors).to(best_device())
+        first = drafter_trials.first_right(texts, own, whole, drafter.t2d)
         recorded = told and told.first_draft
         found["first_draft"] = training_figures.check_first_draft(recorded, *first, folder)
         found["trials"], undecided = drafter_trials.trials(algorithm, drafter, texts, own, steps)

@@ -129,7 +129,7 @@ def test_defaults_that_follow_from_other_keys(kind, expected, base_config, tmp_p
     found = completed(config)["drafters"]["first"]
     assert {key: found[key] for key in expected} == expected
     assert found["layers"] == {"output_of": [1, 2]}
-    assert NUM_LAYERS == {"eagle3": 1, "dflash": 5}
+    assert NUM_LAYERS == {"eagle3": 1, "dflash": 5, "dflash2": 5, "dspark": 5}
 
 
 @pytest.mark.parametrize(("path", "node", "name"), KEYS, ids=IDS)

@@ -18,6 +18,9 @@ VALUES |= {
     "norm_before_fc": True,
     "norm_before_residual": False,
     "ttt_loss_decay": 0.5,
+    "markov_head_type": "rnn",
+    "enable_confidence_head": False,
+    "confidence_head_with_markov": False,
 }
 OTHERS = [
     ((name,), algorithm)

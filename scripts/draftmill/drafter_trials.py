@@ -16,6 +16,7 @@ from torch import nn
 from draftmill import acceptance
 from draftmill.errors import DraftmillError
 from draftmill.state_dataset import StateDataset
+from draftmill.target_head import TargetHead
 
 ANSWERS = 16
 ANSWER_TOKENS = 96  # of each, so that long answers take no more time
@@ -28,7 +29,7 @@ KEPT_GAIN = 0.7  # the largest share of tau - 1 that may be left
 class Text:
     """An answer, its states, and those of another prompt.
 
-    sample: input_ids int64 [tokens], aux [tokens, layers * hidden]. start: the answer's first token.
+    sample: input_ids int64 [tokens], aux [tokens, layers * hidden], last [tokens, hidden]. start: the answer's first token.
     foreign: [tokens, layers * hidden].
     """
 
@@ -54,7 +55,7 @@ def texts_of(data: StateDataset) -> list[Text]:
         sample, foreign, start = data[index], data[other]["aux"], data.about(index)["start"]
         tokens = min(len(sample["input_ids"]), len(foreign), start + ANSWER_TOKENS)
         if start and tokens - start > 1:
-            kept = {k: sample[k][:tokens] for k in ("input_ids", "aux")}
+            kept = {k: sample[k][:tokens] for k in ("input_ids", "aux", "last")}
             texts.append(Text(kept, start, foreign[:tokens]))
     return texts
 
@@ -73,19 +74,24 @@ def tau(texts: list[Text], drafted: list[torch.Tensor], steps: int) -> tuple[flo
     return acceptance.pooled_tau(walks), sum(len(w.emitted) for w in walks)
 
 
-def first_right(texts: list[Text], drafted: list[torch.Tensor], known) -> tuple[int, int]:
-    """How many first drafts are the text's next token, of those that the draft vocabulary holds.
+@torch.inference_mode()
+def first_right(
+    texts: list[Text], drafted: list[torch.Tensor], head: TargetHead, known: torch.Tensor | None
+) -> tuple[int, int]:
+    """How many first drafts are the target's choice among the tokens that can be drafted, as training counts
+    them, and of how many; whether the text is the target's own greedy one or not.
 
     known: t2d, bool [vocab], or None where every token can be drafted.
     """
-    # row j: token j + 1 is the last one known
     right = total = 0
     for text, rows in zip(texts, drafted, strict=True):
-        wanted = text.sample["input_ids"][text.start + 1 :]
-        every = torch.ones_like(wanted, dtype=torch.bool)
-        scored = every if known is None else known.bool().cpu()[wanted]
-        right += int(((rows[text.start - 1 :][: len(wanted), 0] == wanted) & scored).sum())
-        total += int(scored.sum())
+        # row j: token j + 1 is the last one known, and its last state gives the distribution of the next
+        logits = head(text.sample["last"][None, text.start : -1].to(head.lm_head.weight.device))[0]
+        if known is not None:
+            logits = logits.masked_fill(~known.bool().to(logits.device), -torch.inf)
+        wanted = logits.argmax(-1).cpu()
+        right += int((rows[text.start - 1 :][: len(wanted), 0] == wanted).sum())
+        total += len(wanted)
     return right, total
 
 

@@ -19,8 +19,7 @@ from draftmill.target_head import TargetHead
 
 FIRST_DRAFT = "full_acc_0"
 WORSE_THAN_GUESSING = 1.5
-# the exported drafter is run on some answers, and training's accuracy counts the best draft-vocabulary token
-# as right where the text's own is outside
+# the exported drafter is run on some of the answers only
 KEPT_ACCURACY, DEVIATIONS = 0.85, 2
 
 
@@ -57,7 +56,7 @@ def check_first_draft(recorded: float | None, right: int, total: int, folder: Pa
     noise = DEVIATIONS * math.sqrt(recorded * (1 - recorded) / total)
     if share < KEPT_ACCURACY * recorded - noise:
         raise DraftmillError(
-            f"check: training: {folder} proposes the right next token in {share:.1%} of {total} places of the "
+            f"check: training: {folder} proposes the target's next token in {share:.1%} of {total} places of the "
             f"validation answers, but training's own validation had {recorded:.1%}; so it is run otherwise than it "
             "was trained: other layers (output_of, off by one), another order of layers, or another "
             "model code; compare the layers in run.json and config.json with the capture."

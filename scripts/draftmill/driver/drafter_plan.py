@@ -35,8 +35,8 @@ class DrafterPlan:
             n: self.of_sources("tokenize_conversations", [n]) for n in self.with_role("train")
         }
         settings = self.config["drafters"][drafter]
-        slice_ = {"draft_vocab_size": settings["draft_vocab_size"]}
-        slice_["mask_token_id"] = settings.get("mask_token_id")  # is never drafted
+        # a mask token that is named is never drafted
+        slice_ = {k: settings[k] for k in ("draft_vocab_size", "mask_token_id") if k in settings}
         inputs = {"target": self.fingerprint("prepare_target"), "tokens": combine(inputs.values())}
         return slice_, inputs
 
