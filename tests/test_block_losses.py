@@ -149,7 +149,7 @@ def test_the_loss_is_speculators_own(model_of, case, weights):
             confidence = model.drafter.confidence_head(features).view(1, -1)
         extra = (confidence, scored, model.model.count)
         theirs = dspark_metrics(logits, targets, *extra, **options)
-    assert float(loss) == pytest.approx(float(theirs[0]), rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(float(theirs[0].detach()), rel=1e-5)
     assert int(metrics["scored"]) == int(scored.sum())
 
 
