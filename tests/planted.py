@@ -83,7 +83,7 @@ PLANTED = [
     *both("targets one later", "loss", lambda d: batch_edit(d, later_targets)),
     one("gamma ignored", "block", "loss", flat_gamma),
     one("D-PACE with a gradient", "block", "loss", learnt_dpace, "gradient", changes=DPACE),
-    one("slot 0 drafted", "block", "masks", new_drafter("block", slot_0), "slot 0"),
+    one("slot 0 drafted", "block", "masks", new_drafter("block", slot_0), "from slot 1 on"),
     one("blocks past their document", "block", "masks", everything_scored),
     one("blocks into their neighbour", "block", "masks", neighbours_scored, "another document"),
     one("mask not with the labels", "block", "masks", unaligned_mask, "shift of the loss mask"),

@@ -11,6 +11,7 @@ from speculators.models.dspark.metrics import compute_metrics as dspark_metrics
 from transformers import LlamaForCausalLM
 
 from block_models import BLOCK, Model, each_case, markov
+from draftmill.drafter_trials import zeroed
 from draftmill.packing import pack
 
 
@@ -149,7 +150,7 @@ def test_the_loss_is_speculators_own(model_of, case, weights):
             confidence = model.drafter.confidence_head(features).view(1, -1)
         extra = (confidence, scored, model.model.count)
         theirs = dspark_metrics(logits, targets, *extra, **options)
-    assert float(loss) == pytest.approx(float(theirs[0]), rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(float(theirs[0].detach()), rel=1e-5)
     assert int(metrics["scored"]) == int(scored.sum())
 
 
@@ -163,3 +164,18 @@ def test_a_conversation_has_the_same_loss_beside_others_and_alone(model_of, case
     silent = [o | {"anchors": torch.zeros_like(o["anchors"])} for o in others]
     together, _ = model.model(pack([*silent, first], 384))
     assert float(together) == pytest.approx(float(alone), rel=1e-4)
+
+
+@pytest.mark.parametrize(("case", "further"), [("dflash2", 8), ("dspark", 2)])
+def test_without_heads_the_loss_is_that_of_guessing(model_of, case, further):
+    """Equal logits, equal scores of the 8 candidates, a confidence of one half."""
+    model = model_of(case)
+    batch = model.batch(model.samples, 384)
+    with zeroed(model.algorithm.heads(model.drafter)), torch.no_grad():
+        loss, _ = model.model(batch)
+        found = model.model.predict(batch)
+    assert not found.logits.any()
+    own = found.targets.double().log_softmax(-1)
+    drafts = math.log(own.shape[1]) + (own.exp() * own).sum(-1)
+    expected = (found.weights * (drafts + math.log(further))).sum()
+    assert float(loss) == pytest.approx(float(expected), rel=1e-4)

@@ -40,6 +40,14 @@ def test_training_lowers_the_loss_and_its_export_reads_back_strictly(block_state
     assert 1 <= found["tau_pooled"] <= count + 1
 
 
+@pytest.mark.parametrize("case", ["dflash2", "dspark"])
+def test_the_gate_after_training_passes_what_was_trained(block_states, case):
+    road = road_of(block_states, case, steps=40, learning_rate=0.01, validate_every=20)
+    road.train("block")
+    gate = json.loads(road.check_drafter("block").read_text())
+    assert gate["leaks"]["anchors_that_follow_states"] > 0
+
+
 @pytest.mark.parametrize("precision", ["mixed", "bf16"])
 @pytest.mark.parametrize("case", ["dflash2", "dspark", "dspark, rnn"])
 def test_bfloat16_is_bfloat16_from_training_to_measuring(ready_road, config, case, precision):

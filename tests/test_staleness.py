@@ -170,6 +170,7 @@ RUN_BY = {
     "driver/config": [],
     "driver/default_layers": [],
     "driver/drafter_config": [],
+    "driver/drafter_cost": [],
     "driver/drafter_plan": [],
     "driver/drafter_size": [],
     "driver/drafter_source": [],

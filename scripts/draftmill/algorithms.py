@@ -1,7 +1,7 @@
 """The drafting algorithms: one module each, imported by name, so that code of one hangs on no other.
 
-What a module offers: config_of, new_drafter, WithTargets, prepared, load, check_target and drafts (see
-eagle3.py). A script that takes one by name has it among the `modules` of its settings.
+What a module offers: config_of, new_drafter, initialise, heads, WithTargets, prepared, load, check_target and
+drafts (see eagle3.py). A script that takes one by name has it among the `modules` of its settings.
 """
 
 import importlib

@@ -12,6 +12,7 @@ from draftmill.audit_heads import Step
 from draftmill.audited_dflash import (
     CHECKS,
     drafts,
+    made_random,
     nudged,
     scaled,
     smoothed,
@@ -20,7 +21,7 @@ from draftmill.audited_dflash import (
     wrong_inputs,
 )
 
-__all__ = ["CHECKS", "drafts", "nudged", "weights", "windows", "wrong_inputs"]
+__all__ = ["CHECKS", "drafts", "made_random", "nudged", "weights", "windows", "wrong_inputs"]
 CHUNK = 256
 
 

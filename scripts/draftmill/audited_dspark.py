@@ -15,6 +15,7 @@ from torch.nn.functional import linear, logsigmoid
 from draftmill.audit_heads import Step
 from draftmill.audited_dflash import (
     CHECKS,
+    made_random,
     nudged,
     scaled,
     windows,
@@ -23,7 +24,7 @@ from draftmill.audited_dflash import drafts as blocks
 from draftmill.audited_dflash import weights as of_blocks
 from draftmill.audited_dflash import wrong_inputs as wrong_blocks
 
-__all__ = ["CHECKS", "nudged", "windows"]
+__all__ = ["CHECKS", "made_random", "nudged", "windows"]
 drafts = partial(blocks, first=0)
 weights = partial(of_blocks, first=0)
 wrong_inputs = partial(wrong_blocks, first=0)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
+from torch import nn
 
 from draftmill import block_drafter, block_drafts, block_targets
 from draftmill.block_drafter import check_target, entry, initialise
@@ -60,6 +61,11 @@ def drafted(
     """
     states = block_drafter.states(model, aux, ids, documents, positions, anchors, block)
     return block_drafter.head_logits(model, states[:, FIRST:])
+
+
+def heads(drafter: DFlashDraftModel) -> list[nn.Module]:
+    """What makes logits of the drafter's states."""
+    return [drafter.lm_head]
 
 
 class WithTargets(block_targets.WithTargets):

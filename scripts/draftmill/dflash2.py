@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
 from speculators.models.dflash2.metrics import compute_selector_loss, selector_training_candidates
+from torch import nn
 
 from draftmill import block_drafter, block_drafts, block_targets
 from draftmill.block_drafter import check_target, entry, initialise
@@ -62,6 +63,11 @@ def new_drafter(
 def empty(config: DFlash2SpeculatorConfig) -> DFlash2DraftModel:
     """The model without weights of the target's."""
     return block_drafter.bare(DFlash2DraftModel, config)
+
+
+def heads(drafter: DFlash2DraftModel) -> list[nn.Module]:
+    """What makes logits, and scores of candidates, of the drafter's states."""
+    return [drafter.lm_head, drafter.candidate_selector]
 
 
 class WithTargets(block_targets.WithTargets):

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from speculators.losses import resolve_loss_config
 from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
+from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from draftmill import block_drafter, block_drafts, block_targets
@@ -57,6 +58,12 @@ def new_drafter(
 def empty(config: DSparkSpeculatorConfig) -> DSparkDraftModel:
     """The model without weights of the target's."""
     return block_drafter.bare(DSparkDraftModel, config)
+
+
+def heads(drafter: DSparkDraftModel) -> list[nn.Module]:
+    """What makes logits and confidence of the drafter's states."""
+    found = [drafter.lm_head, drafter.markov_head, drafter.confidence_head]
+    return [head for head in found if head is not None]
 
 
 class WithTargets(block_targets.WithTargets):

@@ -101,6 +101,11 @@ def empty(config: Eagle3SpeculatorConfig) -> Eagle3DraftModel:
     return model
 
 
+def heads(drafter: Eagle3DraftModel) -> list[nn.Module]:
+    """What makes logits of the drafter's states."""
+    return [drafter.lm_head]
+
+
 def entry(drafter: Eagle3DraftModel) -> nn.Module:
     """The module that the target's states enter: where their dtype is checked."""
     return drafter

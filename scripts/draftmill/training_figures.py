@@ -9,9 +9,9 @@ from types import ModuleType
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from speculators.losses import resolve_loss_config
 from torch import nn
 
+from draftmill.drafter_trials import zeroed
 from draftmill.errors import DraftmillError, damaged
 from draftmill.packing import pack
 from draftmill.state_dataset import StateDataset
@@ -89,7 +89,7 @@ def uniform_guess(
     tensors: dict[str, torch.Tensor],
     data: StateDataset,
 ) -> float:
-    """The training loss of equal logits on one pack of held-out conversations.
+    """The training loss on one pack of held-out conversations if all heads gave zeros: equal logits for all tokens.
 
     run: the drafter's run.json, whose record holds the settings it was trained with. tensors: head.safetensors.
     Leaves hooks on the drafter.
@@ -107,7 +107,6 @@ def uniform_guess(
             break
         samples.append(prepare(data[index], f"check/{index}"))
     batch = {name: value.to(device) for name, value in pack(samples, limit).items()}
-    found = model.predict(batch)
-    ((loss, _),) = resolve_loss_config(settings["training"]["loss"], "eager").values()
-    losses = loss(torch.zeros_like(found.logits)[None], found.targets[None])[0]
-    return float((losses * found.weights).sum())
+    with zeroed(algorithm.heads(drafter)):
+        loss, _ = model(batch)
+    return float(loss)
