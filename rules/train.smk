@@ -95,7 +95,7 @@ for algorithm in algorithms.NAMES:
         params:
             settings=settings(f"train_{algorithm}"),
         shell:
-            # {rule}, since Snakemake evaluates this when the job runs: {algorithm} is the last one then
+            # {rule}: Snakemake evaluates this when the job runs, and the loop's variable is the last one then
             f"{LAUNCH}/{{rule}}.py"
             " --settings {params.settings:q}"
             " --target {input.target} --head {input.head} --draft-vocab {input.vocab}"
