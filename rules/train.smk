@@ -95,7 +95,8 @@ for algorithm in algorithms.NAMES:
         params:
             settings=settings(f"train_{algorithm}"),
         shell:
-            f"{LAUNCH}/train_{algorithm}.py"
+            # {rule}: Snakemake evaluates this when the job runs, and the loop's variable is the last one then
+            f"{LAUNCH}/{{rule}}.py"
             " --settings {params.settings:q}"
             " --target {input.target} --head {input.head} --draft-vocab {input.vocab}"
             " --train {input.train} --validation {input.validation}"

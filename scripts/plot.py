@@ -18,6 +18,8 @@ matplotlib.rcParams["font.size"] = 10
 LOSSES = {  # algorithm -> what its loss is; no two are comparable
     "eagle3": "loss, summed over TTT steps",
     "dflash": "loss, weighted mean over a block",
+    "dflash2": "loss, weighted mean over a block,\nwith the selector's",
+    "dspark": "loss, weighted mean over a block,\nwith the confidence head's",
 }
 
 
@@ -70,7 +72,7 @@ def training_figure(paths: list[Path], algorithms: dict[str, str]):
     size = (10, 3.6 * len(kinds))
     figure, grid = plt.subplots(len(kinds), 2, figsize=size, squeeze=False, layout="constrained")
     for kind, (losses, accuracies) in zip(kinds, grid, strict=True):
-        losses.set(title=kind, xlabel="step", ylabel=LOSSES.get(kind, "loss"), yscale="log")
+        losses.set(title=kind, xlabel="step", ylabel=LOSSES[kind], yscale="log")
         accuracies.set(xlabel="step", ylabel="accuracy of the first draft token", ylim=(0, 1))
     for color, path in enumerate(paths):
         losses, accuracies = grid[kinds.index(algorithms[path.parent.name])]

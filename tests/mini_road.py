@@ -182,6 +182,10 @@ class MiniRoad:
         for _, source in self.plan.captured():
             for shard in self.plan.shards(source):
                 self.gate_hidden_states(source, shard)
+        for drafter in self.plan.trained():
+            self.audit_training(drafter)
+        for drafter in self.plan.config["drafters"]:
+            self.check_drafter(drafter)
         measured = self.plan.measured()
         acceptance = [
             self.root / "acceptance/{drafter}/{source}.json".format(**at) for at in measured

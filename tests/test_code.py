@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -233,3 +234,16 @@ def test_the_code_is_the_same_under_another_python(version, repository, scripts)
     command = [python, "-B", "-c", program, str(repository / "scripts"), *scripts]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(found.stdout) == {script: code.code_of(script) for script in scripts}
+
+
+def test_no_shell_of_a_rule_made_in_a_loop_reads_the_loops_variable(repository):
+    """Snakemake evaluates a shell when its job runs, and the variable is the loop's last value then."""
+    found = []
+    for path in (repository / "rules").glob("*.smk"):
+        loops = re.findall(r"^for (.+) in .*:\n((?:\n| .*\n)+)", path.read_text(), re.M)
+        for names, body in loops:
+            shell = body.partition("shell:")[2]
+            found.append(bool(shell))
+            for name in names.split(", "):
+                assert not re.search(rf"(?<!\{{)\{{{name}\b", shell), f"{path.name}: {name}"
+    assert any(found)

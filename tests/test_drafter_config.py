@@ -5,6 +5,9 @@ import json
 
 import pytest
 
+import plot
+from draftmill import algorithms
+from draftmill.driver import drafter_config
 from draftmill.driver.config import completed, schema
 from draftmill.driver.plan import Plan
 from draftmill.errors import DraftmillError
@@ -188,3 +191,13 @@ def test_a_capture_that_only_evaluated_drafters_read_holds_test_sources_alone(ba
     ]
     other["capture"] = "low"
     assert len(Plan(completed(base_config)).captured()) == 3
+
+
+def test_the_slots_that_draft_nothing_are_those_of_the_algorithms_own_modules():
+    modules = {name: algorithms.load(name) for name in algorithms.NAMES}
+    blocks = {name: m.FIRST for name, m in modules.items() if m.DRAFTING == "block"}
+    assert blocks == drafter_config.UNDRAFTED
+
+
+def test_every_algorithms_loss_has_a_label_in_the_figure():
+    assert set(plot.LOSSES) == set(algorithms.NAMES)

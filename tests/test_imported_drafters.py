@@ -63,6 +63,14 @@ def test_an_export_taken_from_a_folder_has_the_figures_of_the_drafter_trained_he
         assert f"<code>{taken['fingerprint']}</code>" in table
     assert "<td>dflash</td><td>block of 4: 3 draft tokens</td>\n<td>0, 2</td>" in table
     assert "<td>eagle3</td><td>chain of 3 draft tokens</td>\n<td>0, 2, 3</td>" in table
+    jobs = [f"audit_training, {name}" for name in PAIRS]
+    jobs += [f"check_drafter, {name}" for name in (*PAIRS, *PAIRS.values())]
+    for job in jobs:
+        assert f"<td>{job}</td>" in page[page.index("<h2>dtype ledger</h2>") :], "its dtypes"
+    files = [f"gates/audit/{name}.json" for name in PAIRS]
+    files += [f"gates/drafters/{name}.json" for name in (*PAIRS, *PAIRS.values())]
+    for file in files:
+        assert f"{file}</td>" in page[page.index("<h2>Provenance</h2>") :], "its fingerprint"
     with open(road.root / "summary.tsv", encoding="utf-8", newline="") as file:
         lines = [row for row in csv.DictReader(file, delimiter="\t") if row["category"] == "all"]
     drafted = {
@@ -130,7 +138,8 @@ def test_the_workflow_measures_trained_and_imported_drafters_side_by_side(four_d
         )
         assert found.read_bytes() == taken.read_bytes()
     page = four_drafters.result("report.html").read_text(encoding="utf-8")
-    for rule in ("train_eagle3", "train_dflash", "import_drafter"):
+    rules = ("audit_training", "train_eagle3", "train_dflash", "import_drafter", "check_drafter")
+    for rule in rules:
         assert f"<td>{rule}</td>" in page, "timings of every rule"
     assert four_drafters.leftovers() == []
 
@@ -146,6 +155,7 @@ def test_the_workflow_measures_drafters_of_others_alone(four_drafters, tmp_path)
     assert run.stale() == {
         "check_leaks": 1,
         "import_drafter": 1,
+        "check_drafter": 1,
         "measure_acceptance": 1,
         "plot": 1,
         "report": 1,
@@ -163,5 +173,11 @@ def test_another_file_of_an_imported_drafter_takes_it_over_again(four_drafters, 
     (run.folder / "data/taken/block/README.md").write_text("Read on.")
     assert run.stale() == {}
     run.edit("data/taken/block/config.json", "{", "{ ")
-    assert run.stale() == {"import_drafter": 1, "measure_acceptance": 1, "plot": 1, "report": 1}
+    assert run.stale() == {
+        "import_drafter": 1,
+        "check_drafter": 1,
+        "measure_acceptance": 1,
+        "plot": 1,
+        "report": 1,
+    }
     assert "drafters/block-again/run.json" in run.stale_files()

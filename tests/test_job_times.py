@@ -108,6 +108,10 @@ def test_timings_leave_out_what_the_run_no_longer_has(logs):
     job(logs, "train_dflash", "small")  # it was of another algorithm once
     job(logs, "import_drafter", "taken")
     job(logs, "build_draft_vocab", "taken")  # it was trained once
+    job(logs, "audit_training", "small")
+    job(logs, "audit_training", "taken")
+    job(logs, "check_drafter", "taken")
+    job(logs, "check_drafter", "removed")
     job(logs, "measure_acceptance", "small.learn")
     job(logs, "measure_acceptance", "small.judge")
     job(logs, "extract_hidden_states", "low.learn.00000.and_2_more", THREE)
@@ -117,8 +121,10 @@ def test_timings_leave_out_what_the_run_no_longer_has(logs):
     assert {rule: row["jobs"] for rule, row in rows.items()} == {
         "prepare_prompts": 1,
         "extract_hidden_states": 1,
+        "audit_training": 1,
         "train_eagle3": 1,
         "import_drafter": 1,
+        "check_drafter": 1,
         "measure_acceptance": 1,
     }
     assert rows["train_eagle3"] == {

@@ -1,7 +1,14 @@
 """The drafting algorithms: one module each, imported by name, so that code of one hangs on no other.
 
-What a module offers: config_of, new_drafter, initialise, heads, WithTargets, prepared, load, check_target and
-drafts (see eagle3.py). A script that takes one by name has it among the `modules` of its settings.
+A script that takes one by name has it among the `modules` of its settings. What they offer, and where it is
+described:
+
+- an algorithm (eagle3.py): DRAFTING, "chain" or "block"; to train, config_of, empty, new_drafter, initialise, heads, entry,
+  prepared, length and WithTargets; to check and to measure, load, check_target and drafts. A block drafter also has
+  FIRST, the first slot that drafts.
+- `foreign_` (foreign_eagle3.py), for those in drafter_config.FOREIGN: read, described and skeleton.
+- `audited_` (audited_eagle3.py): CHECKS, those of this algorithm alone by name; Heads (audit_heads.py), drafts,
+  weights, wrong_inputs, nudged, made_random and windows.
 """
 
 import importlib

@@ -54,7 +54,8 @@ def jobs_of(logs: Path, settings: Json, runs: list[Json]) -> dict[str, list[str]
     for rule in LOADS_TARGET:
         jobs[rule] = [job["name"] for job in loading_jobs(logs / rule, settings)]
     jobs["index_hidden_states"] = [f"{c}.{s}" for c, s in settings["captured"]]
-    jobs["build_draft_vocab"] = list(settings["trained"])
+    for rule in ("build_draft_vocab", "audit_training"):
+        jobs[rule] = list(settings["trained"])
     for run in runs:
         jobs.setdefault(run["record"]["rule"], []).append(run["name"])
     jobs["check_drafter"] = [run["name"] for run in runs]

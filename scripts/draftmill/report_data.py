@@ -45,6 +45,7 @@ def collect(root: Path, logs: Path, stage: Stage) -> Json:
     found = combine(audit["fingerprint"] for audit in audits.values())
     stage.expect("audits", root / "gates" / "audit", found)
     target = read_json(root / "target" / "manifest.json")
+    jobs = drafter_jobs(audits, runs, checks, measured)
     return {
         "target": target,
         "taus": [row for m in measured for row in tau_rows(m)],
@@ -61,12 +62,12 @@ def collect(root: Path, logs: Path, stage: Stage) -> Json:
         "checks": checks,
         "audits": audits,
         "sources": [source_summary(root, name, shards) for name, shards in sources],
-        "ledger": ledger(root, target, gates, runs, measured),
+        "ledger": ledger(root, target, gates, jobs),
         "timings": job_times.timings(logs, stage.config, runs),
         "loading": job_times.loading(logs, stage.config),
         "logs": logs,
         "figures": {n: inline_svg(root / f"figures/{n}.svg") for n in ("training", "acceptance")},
-        "provenance": provenance(root, target, runs, measured),
+        "provenance": provenance(root, target, jobs),
         "versions": runs[0]["record"]["versions"],
     }
 
@@ -126,7 +127,25 @@ def source_summary(root: Path, name: str, shards: int) -> Json:
     }
 
 
-def ledger(root: Path, target: Json, gates: list[Json], runs: list[Json], measured: list[Json]):
+def drafter_jobs(
+    audits: dict[str, Json], runs: list[Json], checks: list[Json], measured: list[Json]
+) -> list[tuple[str, str, Json]]:
+    """Every job on a drafter: its name, its file below the run's folder, and what that holds."""
+    jobs = [(f"audit_training, {d}", f"gates/audit/{d}.json", a) for d, a in audits.items()]
+    for run in runs:
+        name = run["name"]
+        jobs.append((f"{run['record']['rule']}, {name}", f"drafters/{name}/run.json", run))
+    for check in checks:
+        name = check["name"]
+        jobs.append((f"check_drafter, {name}", f"gates/drafters/{name}.json", check))
+    for m in measured:
+        name, source = m["drafter_name"], m["source"]
+        file = f"acceptance/{name}/{source}.json"
+        jobs.append((f"measure_acceptance, {name} on {source}", file, m))
+    return jobs
+
+
+def ledger(root: Path, target: Json, gates: list[Json], jobs: list[tuple[str, str, Json]]):
     """(stage, component, dtype) of all stages; of a source's shards, the first speaks."""
     stages = [("prepare_target", target["record"]["dtypes"])]
     for gate in gates:
@@ -138,11 +157,7 @@ def ledger(root: Path, target: Json, gates: list[Json], runs: list[Json], measur
         states = read_json(root / "hidden_states" / capture / source / "manifest.json")
         stages.append((f"extract_hidden_states, {source}", states["dtypes"]))
         stages.append((f"gate_hidden_states, {source}", gate["dtypes"]))
-    stages += [(f"{r['record']['rule']}, {r['name']}", r["record"]["dtypes"]) for r in runs]
-    stages += [
-        (f"measure_acceptance, {m['drafter_name']} on {m['source']}", m["record"]["dtypes"])
-        for m in measured
-    ]
+    stages += [(job, value["record"]["dtypes"]) for job, _, value in jobs]
     return [(stage, *item) for stage, dtypes in stages for item in dtypes.items()]
 
 
@@ -153,10 +168,8 @@ def inline_svg(path: Path) -> markupsafe.Markup:
     return markupsafe.Markup(text[text.index("<svg") :])
 
 
-def provenance(root: Path, target: Json, runs: list[Json], measured: list[Json]) -> list[Json]:
-    rows = [("target/manifest.json", target)]
-    rows += [(f"drafters/{r['name']}/run.json", r) for r in runs]
-    rows += [(f"acceptance/{m['drafter_name']}/{m['source']}.json", m) for m in measured]
+def provenance(root: Path, target: Json, jobs: list[tuple[str, str, Json]]) -> list[Json]:
+    rows = [("target/manifest.json", target), *((file, value) for _, file, value in jobs)]
     return [
         {
             "file": str(root / name),

@@ -1,6 +1,7 @@
 """What training and measuring drafters takes: bytes of memory and floating-point operations, by algorithm.
 
-Activations of EAGLE-3 are not counted, and no operations of attention: see FORMULAS.
+Activations of EAGLE-3 are not counted, nor the logits of heads beyond lm_head, nor operations of attention: see
+FORMULAS.
 """
 
 from dataclasses import dataclass
@@ -22,17 +23,18 @@ ANCHORS_AT_ONCE = 64  # in evaluation, see block_drafts.py
 FORMULAS = {
     "training": "trained parameters x (weights + gradients + 2 moments + best weights, fp32 in mixed) + frozen "
     "embedding and head + target head + logits (+ activations and masks of blocks)",
-    "training, logits": "eagle3: tokens_per_batch x ttt_steps x draft vocabulary x 8 bytes; dflash: blocks x "
-    "(block_size - 1) x draft vocabulary x 12 (ce), 20 (tv), 28 (kl_div, rkl) or 36 (jsd) bytes",
+    "training, logits": "eagle3: tokens_per_batch x ttt_steps x draft vocabulary x 8 bytes; blocks: blocks x "
+    "drafted slots (block_size - 1; dspark: block_size) x draft vocabulary x 12 (ce), 20 (tv), 28 (kl_div, rkl) or "
+    "36 (jsd) bytes; what dflash2's selector and dspark's Markov and confidence heads add is not counted",
     "training, blocks of a row": "conversations in tokens_per_batch x anchors (or the answer's tokens)",
     "training, activations of blocks": "blocks x block_size x layers x (28 hidden + 9 intermediate + 18 heads x "
     "head width) bytes",
     "training, masks of blocks": "block tokens x (tokens_per_batch + block tokens), one byte each",
-    "training operations": "eagle3: 3 x ttt_steps x 2 x drafter parameters (embedding not) x tokens seen; dflash: "
-    "3 x 2 x (parameters of the layers x block tokens + k and v x tokens seen) + 2 x 2 x (fc x tokens seen + "
+    "training operations": "eagle3: 3 x ttt_steps x 2 x drafter parameters (embedding not) x tokens seen; blocks: "
+    "3 x 2 x (parameters of layers and further heads x block tokens + k and v x tokens seen) + 2 x 2 x (fc x tokens seen + "
     "head x drafted tokens); attention is not counted",
     "acceptance": "eagle3: draft_tokens x 2 x drafter parameters (embedding not) x tokens of the test sources; "
-    "dflash: 2 x (parameters of the layers x (draft_tokens + 1) + head x draft_tokens) x their answers' tokens, and fc, k "
+    "blocks: 2 x (parameters of layers and further heads x (draft_tokens + 1) + head x draft_tokens) x their answers' tokens, and fc, k "
     "and v of a conversation once per 64 of them",
 }
 
@@ -41,7 +43,7 @@ FORMULAS = {
 class Row:
     """A packed row of training, conversations being of mean length.
 
-    tokens: of it. blocks: whose anchors are drawn in it (dflash).
+    tokens: of it. blocks: whose anchors are drawn in it (block drafters).
     """
 
     tokens: int
