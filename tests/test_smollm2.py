@@ -1,5 +1,6 @@
 """The smoke configuration on the real target, and tau against a plain loop with it."""
 
+import copy
 import json
 import shutil
 from itertools import product
@@ -13,6 +14,7 @@ import reference_loop
 import zlab
 from draftmill import acceptance, dflash, eagle3, tables
 from draftmill.capture import Capture
+from mini_road import MiniRoad
 from workflow import PROJECT, Run
 
 pytestmark = pytest.mark.slow
@@ -27,15 +29,6 @@ def smoke(tmp_path_factory) -> Run:
     config["responses"]["batch_size"] = 24
     training = {"steps": 60, "tokens_per_batch": 512, "learning_rate": 2e-3, "warmup_steps": 5}
     config["drafters"]["eagle3"]["training"] = training | {"validate_every": 60}
-    config["drafters"]["block"] = {
-        "algorithm": "dflash",
-        "capture": "eagle3",
-        "num_layers": 1,
-        "block_size": 4,
-        "draft_vocab_size": 1024,
-        "mask_token_id": 3,  # <repo_name>
-        "training": training | {"validate_every": 60, "anchors": 24, "loss": "ce"},
-    }
     run = Run(tmp_path_factory.mktemp("smoke") / "run", config)
     run.snakemake()
     return run
@@ -77,26 +70,43 @@ def test_a_second_start_has_nothing_to_do(smoke):
 
 
 def test_on_ten_prompts_in_fp32_every_step_of_a_block_drafter_is_that_of_zlabs_loop(
-    smoke, zlab_package, tmp_path
+    smoke, zlab_package, tmp_path, monkeypatch
 ):
+    """The drafter is trained here, on the states that the run has stored."""
+    monkeypatch.chdir(smoke.folder)
+    config = copy.deepcopy(smoke.config)
+    layers = config["hidden_states"]["captures"]["eagle3"]["output_of"]
+    training = config["drafters"]["eagle3"]["training"] | {"anchors": 24, "loss": "ce"}
+    config["drafters"]["block"] = {
+        "algorithm": "dflash",
+        "capture": "eagle3",
+        "layers": {"output_of": layers},
+        "num_layers": 1,
+        "block_size": 4,
+        "draft_vocab_size": 1024,
+        "mask_token_id": 3,  # <repo_name>
+        "training": training,
+    }
+    road = MiniRoad(config)
+    road.build_draft_vocab("block")
+    folder = tmp_path / "drafter"
+    shutil.copytree(road.train("block"), folder)
     checkpoint = smoke.result("target/checkpoint")
     target = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    folder = tmp_path / "drafter"
-    shutil.copytree(smoke.result("drafters/block"), folder)
     drafter = dflash.load(folder, "cpu").float()
     model = zlab.drafter_in(folder, target.config.num_hidden_layers)
     model.check_target(target)
-    layers = smoke.config["hidden_states"]["captures"]["eagle3"]["output_of"]
     rows = tables.read(smoke.result("responses/stdlib_train/00000.parquet"))[:10]
     lengths = set()
     for row, block in product(rows, (4, 6)):
         prompt = row["prompt_ids"]
         text, emitted = zlab.generated(model, target, prompt, 24, [2], block)
-        ids, end = prompt + text, len(prompt) + 24
+        ids = prompt + text
         capture = Capture(target, layers)
         states = [state[0] for state in capture(torch.tensor([ids]), None)]
         capture.close()
         sample = {"input_ids": torch.tensor(ids), "aux": torch.cat(states[:-1], dim=-1)}
+        end = len(prompt) + 24
         proposals = dflash.drafts(drafter, sample, block - 1, len(prompt), end)
         assert acceptance.walk(ids, len(prompt), proposals, block - 1).emitted == emitted
         lengths |= set(emitted)
