@@ -36,6 +36,7 @@ class MiniRoad:
     def __init__(self, config: dict):
         self.plan = Plan(completed(config))
         self.root = Path(self.plan.root)
+        self.capture = next(iter(self.plan.config["hidden_states"]["captures"]))
         self.target = self.root / "target/manifest.json"
         self.head = self.root / "target/head.safetensors"
 
@@ -77,18 +78,20 @@ class MiniRoad:
         )
 
     def states(self, source: str, name: str = "00000.parquet") -> Path:
-        return self.root / "hidden_states/low" / source / name
+        return self.root / "hidden_states" / self.capture / source / name
 
     def extract_hidden_states(self, source: str, shard: str = "00000") -> None:
-        stage = self.stage("extract_hidden_states", capture="low", source=source, shard=shard)
+        stage = self.stage(
+            "extract_hidden_states", capture=self.capture, source=source, shard=shard
+        )
         output = self.states(source, f"{shard}.parquet")
         shard_files = (stage, self.table("tokens", source, shard), output)
         extract_hidden_states.extract([shard_files], self.target)
 
     def gate_hidden_states(self, source: str, shard: str = "00000", backend: str = "auto") -> Path:
-        output = self.root / f"gates/low/{source}/{shard}.json"
+        output = self.root / f"gates/{self.capture}/{source}/{shard}.json"
         shard_files = (
-            self.stage("gate_hidden_states", capture="low", source=source, shard=shard),
+            self.stage("gate_hidden_states", capture=self.capture, source=source, shard=shard),
             self.table("tokens", source, shard),
             self.states(source, f"{shard}.parquet"),
             output,
@@ -97,7 +100,7 @@ class MiniRoad:
         return output
 
     def index_hidden_states(self, source: str) -> None:
-        stage = self.stage("index_hidden_states", capture="low", source=source)
+        stage = self.stage("index_hidden_states", capture=self.capture, source=source)
         index_hidden_states.index(stage, self.target, self.states(source, "manifest.json"))
 
     def to_states(self, source: str) -> None:

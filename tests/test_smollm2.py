@@ -84,7 +84,7 @@ def test_on_ten_prompts_in_fp32_every_step_of_a_block_drafter_is_that_of_zlabs_l
         "num_layers": 1,
         "block_size": 4,
         "draft_vocab_size": 1024,
-        "mask_token_id": 0,
+        "mask_token_id": 3,  # <repo_name>
         "training": training,
     }
     road = MiniRoad(config)
