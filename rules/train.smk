@@ -95,8 +95,8 @@ for algorithm in algorithms.NAMES:
         params:
             settings=settings(f"train_{algorithm}"),
         shell:
-            # {rule}: Snakemake evaluates this when the job runs, and the loop's variable is the last one then
-            f"{LAUNCH}/{{rule}}.py"
+            # rule, script and log share one name; the loop's own variable would be the last one when the job runs
+            f"{LAUNCH}/$(basename $(dirname {{log}})).py"
             " --settings {params.settings:q}"
             " --target {input.target} --head {input.head} --draft-vocab {input.vocab}"
             " --train {input.train} --validation {input.validation}"

@@ -5,6 +5,10 @@ import os
 
 import pytest
 
+from draftmill.driver import code
+from draftmill.driver.artefacts import artefacts
+from draftmill.driver.config import completed
+from draftmill.driver.plan import Plan
 from workflow import Run, write_rows
 from workflow import rows as data_rows
 
@@ -193,6 +197,13 @@ RUN_BY = {
     "driver/token_estimate": [],
     "driver/tokenizer_source": [],
 }
+# the plan of every module is tested; that Snakemake follows the plan, on one of each kind
+SEEN_BY_SNAKEMAKE = [
+    *("__init__", "acceptance", "atomic", "audit_loss", "block_targets", "draft_vocab"),
+    *("checkpoint_fit", "conversations", "drafter_trials", "drafter_training", "driver/plan"),
+    *("foreign_drafter", "greedy_text", "launch", "lockstep", "raw_rows", "side_by_side"),
+    *("state_dataset", "tables", "trainer", "transformers_engine"),
+]
 CONFIG_CASES = [
     (("acceptance", "draft_tokens"), 2, READS_DRAFTERS),
     (("acceptance", "seed"), 1, ["measure_acceptance"]),
@@ -269,6 +280,24 @@ def test_the_table_of_modules_is_complete(run):
 
 
 @pytest.mark.parametrize("module", sorted(RUN_BY))
+def test_a_code_change_in_a_module_changes_the_plan_of_exactly_what_runs_it(
+    run, module, monkeypatch
+):
+    monkeypatch.chdir(run.folder)
+    config = completed(run.config)
+    before = [(a.rule, a.fingerprint) for a in artefacts(Plan(config))]
+    real = code.file_code
+    changed = f"draftmill/{module}.py"
+    monkeypatch.setattr(code, "file_code", lambda f: real(f) + "'" if f == changed else real(f))
+    code.code_of.cache_clear()
+    after = [(a.rule, a.fingerprint) for a in artefacts(Plan(config))]
+    code.code_of.cache_clear()
+    assert {old[0] for old, new in zip(before, after, strict=True) if old != new} == with_followers(
+        RUN_BY[module]
+    )
+
+
+@pytest.mark.parametrize("module", SEEN_BY_SNAKEMAKE)
 def test_a_code_change_in_a_module_stales_exactly_what_runs_it(restored, module):
     append(restored, f"draftmill/{module}", "\nMUTATION = 1\n")
     assert set(restored.stale()) == with_followers(RUN_BY[module])
