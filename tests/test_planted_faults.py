@@ -74,6 +74,7 @@ def test_a_failed_audit_stops_and_writes_nothing(made, monkeypatch):
     folder, config = made
     monkeypatch.chdir(folder)
     road = MiniRoad(config)
+    road.build_draft_vocab("block")
     monkeypatch.setattr(block_targets, "gamma_of", lambda block: 1e9)
     with pytest.raises(DraftmillError, match=r"^audit: loss: the step's loss is"):
         road.audit_training("block")
