@@ -35,6 +35,7 @@ from planted_steps import (
     no_noise,
     noise_in_place,
     noised_last,
+    others_mask,
     relative_positions,
     shifted,
     slot_0,
@@ -67,6 +68,7 @@ def one(name: str, drafter: str, check: str, plant: Callable, says: str = "", **
 
 DPACE = {"training.loss": "ce", "training.position_weights": "dpace"}
 PLANTED = [
+    *both("a neighbour's mask in the batch", "batch", lambda d: others_mask, "loss_mask"),
     *both("noise in place", "noise", noise_in_place, "in place"),
     *both("noise before the head", "noise", lambda d: batch_edit(d, noised_last), "the targets"),
     *both("no noise at all", "noise", no_noise, "do not change with noise"),

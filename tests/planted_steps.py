@@ -8,7 +8,7 @@ import torch
 from speculators.models.dflash.attention import create_anchor_block_mask_mod
 from speculators.models.eagle3.attention import create_combined_mask_mod
 
-from draftmill import anchor_blocks, block_targets, dflash, eagle3
+from draftmill import anchor_blocks, block_targets, dflash, eagle3, trainer
 from draftmill.input_noise import noised
 
 ALGORITHMS = {"small": eagle3, "block": dflash}
@@ -29,6 +29,17 @@ def batch_edit(drafter: str, edit: Callable[[torch.nn.Module, dict], dict]) -> C
         patch.setattr(owner, STEP[drafter], lambda self, batch: real(self, edit(self, batch)))
 
     return plant
+
+
+def others_mask(patch) -> None:
+    """The trainer gives the samples of a pack the loss mask of their neighbours."""
+    real = trainer.Trainer._load
+
+    def load(self, data, group: list[int], draw: str) -> dict:
+        batch = real(self, data, group, draw)
+        return batch | {"loss_mask": batch["loss_mask"].roll(9, 1)}
+
+    patch.setattr(trainer.Trainer, "_load", load)
 
 
 def noised_last(model, batch: dict) -> dict:

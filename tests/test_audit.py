@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import families
-from draftmill import block_targets, drafter_training, tables
+from draftmill import audit, block_targets, drafter_training, tables
 from draftmill.errors import DraftmillError
 from family_configs import TOKENS
 from mini_road import MiniRoad, road_of, write_data
@@ -30,7 +30,17 @@ def road(config, prepared_target) -> MiniRoad:
 def test_nothing_planted_passes_and_every_figure_is_written(road, drafter):
     found = json.loads(road.audit_training(drafter).read_text())
     checks = {check["name"]: check for check in found["checks"]}
-    expected = {"layers", "vocabulary", "masks", "loss", "noise", "states", "documents", "packing"}
+    expected = {
+        "batch",
+        "layers",
+        "vocabulary",
+        "masks",
+        "loss",
+        "noise",
+        "states",
+        "documents",
+        "packing",
+    }
     expected |= {"attention", "rotary", "step 0", "frozen"}
     expected |= {"mask token"} if drafter == "block" else set()
     assert set(checks) == expected
@@ -149,3 +159,12 @@ def spread_heads(prepare):
         return training
 
     return prepared
+
+
+def test_a_check_that_stops_by_itself_fails_by_its_name_and_the_others_still_run(road, monkeypatch):
+    def stopped(subject) -> dict:
+        raise IndexError("index 9 is out of bounds")
+
+    monkeypatch.setitem(audit.CHECKS, "masks", stopped)
+    with pytest.raises(DraftmillError, match=r"^audit: masks: stopped by IndexError \(index 9"):
+        road.audit_training("block")

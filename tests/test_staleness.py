@@ -63,6 +63,7 @@ RUN_BY = {
     "anchor_blocks": ["audit_training", "train_dflash"],
     "atomic": [*EVERYTHING],
     "audit": ["audit_training"],
+    "audit_batch": ["audit_training"],
     "audit_checks": ["audit_training"],
     "audit_drafter": ["audit_training"],
     "audit_heads": ["audit_training"],

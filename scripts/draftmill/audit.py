@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 from draftmill import (
+    audit_batch,
     audit_checks,
     audit_drafter,
     audit_leaks,
@@ -22,6 +23,7 @@ from draftmill.audited import Audited
 from draftmill.errors import DraftmillError
 
 CHECKS = {
+    "batch": audit_batch.batch,
     "layers": audit_targets.layers,
     "vocabulary": audit_drafter.vocabulary,
     "masks": audit_loss.masks,

@@ -55,7 +55,10 @@ def frozen(audited: Audited) -> dict:
     batch = supervised_pack(audited).batch(trainer)
     batch = {k: v.to(audited.real.device) for k, v in batch.items()}
     model.train()
-    trainer._step(iter([batch] * trainer.settings["gradient_accumulation"]), Progress())
+    # at the end of the warm-up: before it, a rate may be too small to move a weight of 1
+    warm = min(trainer.settings["warmup_steps"], trainer.settings["steps"] - 1)
+    batches = iter([batch] * trainer.settings["gradient_accumulation"])
+    trainer._step(batches, Progress(step=warm))
     after = dict(drafter.named_parameters()) | dict(drafter.named_buffers())
     names = {n.removeprefix("drafter.") for n in trained}
     changed = {n for n, value in before.items() if not torch.equal(value, after[n])}

@@ -56,6 +56,7 @@ def states(audited: Audited) -> dict:
             number = len(audited.small.documents) // 2
             own = changes.drafts.document == number
             anchors = changes.drafts.anchor[own].unique()
+            anchors = anchors[anchors > 0]  # before the first token there is no state
             for anchor in anchors[[len(anchors) // 3, -1]].tolist():
                 for place in (anchor, anchor + 1):
                     after = slice(place, None)
