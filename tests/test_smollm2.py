@@ -76,7 +76,8 @@ def test_on_ten_prompts_in_fp32_every_step_of_a_block_drafter_is_that_of_zlabs_l
     monkeypatch.chdir(smoke.folder)
     config = copy.deepcopy(smoke.config)
     layers = config["hidden_states"]["captures"]["eagle3"]["output_of"]
-    training = config["drafters"]["eagle3"]["training"] | {"anchors": 24, "loss": "ce"}
+    training = {"steps": 150, "learning_rate": 3e-3, "validate_every": 150, "anchors": 24}
+    training = config["drafters"]["eagle3"]["training"] | training | {"loss": "ce"}
     config["drafters"]["block"] = {
         "algorithm": "dflash",
         "capture": "eagle3",
@@ -110,4 +111,4 @@ def test_on_ten_prompts_in_fp32_every_step_of_a_block_drafter_is_that_of_zlabs_l
         proposals = dflash.drafts(drafter, sample, block - 1, len(prompt), end)
         assert acceptance.walk(ids, len(prompt), proposals, block - 1).emitted == emitted
         lengths |= set(emitted)
-    assert len(lengths) > 2, "a drafter that is never right tests nothing"
+    assert {1, 2, 3, 4} <= lengths, "drafts of every length must occur"
