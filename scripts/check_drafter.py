@@ -52,12 +52,18 @@ def check(
     stage.expect("hidden_states", states[0], combine(data.fingerprints))
     tensors = target_head.read(head, stage)
 
-    drafter_weights.check_files(folder, run["files"])
     algorithm, ledger = algorithms.load(settings["algorithm"]), Ledger()
     drafter = algorithm.load(folder, best_device())
+    dtype = manifest["dtype"]
+    ledger.expect_module("drafter weights in evaluation", drafter, dtype)
+    entry = algorithm.entry(drafter)
+    ledger.watch_inputs("states entering the drafter in evaluation", entry, dtype)
+    ledger.watch_compute("drafter compute in evaluation", drafter.fc, dtype)
+    ledger.watch_output("drafter logits in evaluation", drafter.lm_head, dtype)
+    drafter_weights.check_files(folder, run["files"])
     algorithm.check_target(drafter, manifest, layers, folder)
     imported = run.get("imported") is not None
-    found = drafter_weights.check_values(drafter, manifest["dtype"], folder, ledger)
+    found = drafter_weights.check_values(drafter, folder)
     found["of_the_target"] = drafter_weights.check_ends(drafter, tensors, imported, folder)
     found["fc_norms"], warnings = drafter_weights.fc_norms(drafter, layers)
     texts = drafter_trials.texts_of(data)

@@ -210,7 +210,7 @@ def test_weights_of_another_dtype_are_named(road, drafter):
         tensors["norm.weight"] = tensors["norm.weight"].float()
 
     planted(road, drafter, widened)
-    assert "dtype: exported drafter (norm.weight) is float32" in refused(road, drafter)
+    assert "dtype: drafter weights in evaluation (norm.weight) is float32" in refused(road, drafter)
 
 
 @DRAFTERS

@@ -23,7 +23,7 @@ FAULTS = [
         "drafter compute",
     ),
     (
-        "scripts/draftmill/drafter_training.py",
+        "scripts/draftmill/drafter_files.py",
         "    cast(drafter, DTYPES[dtype])\n",
         "",
         "drafters/small/run.json",

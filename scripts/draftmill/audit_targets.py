@@ -5,6 +5,7 @@ from torch import nn
 
 from draftmill import shard_layout
 from draftmill.audit_checks import require
+from draftmill.audit_rig import SEED
 from draftmill.audited import CHUNK, Audited
 
 NOISE = 0.1  # forced, whatever the settings say
@@ -97,10 +98,15 @@ def layers(audited: Audited) -> dict:
     return {"ids": ids, "in_features": drafter.fc.in_features} | text(audited)
 
 
+@torch.no_grad()
 def columns(audited: Audited, hidden: int) -> None:
     """Each layer's states enter the drafter, by their own block of fc."""
     rig, trainer = audited.exact, audited.training.trainer
-    batch = audited.small.batch(trainer)
+    batch, weight = audited.small.batch(trainer), rig.drafter.fc.weight
+    start = weight.clone()
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        weight.normal_(std=hidden**-0.5)  # a start from the target's layers leaves blocks of zeros
     base = rig.run(batch).logits
     for number in range(len(audited.settings["layers"]["output_of"])):
         part = slice(number * hidden, (number + 1) * hidden)
@@ -110,6 +116,7 @@ def columns(audited: Audited, hidden: int) -> None:
             not torch.equal(rig.run(without).logits, base),
             f"block {number} of the drafter's states changes no logit; look at what enters fc.",
         )
+    weight.copy_(start)
 
 
 @torch.no_grad()
