@@ -92,7 +92,8 @@ def check(
     if told:
         rest = (run, manifest, tensors, data)
         guess = training_figures.uniform_guess(algorithm, drafter, *rest)
-        found["losses"] = training_figures.check_losses(told, guess, folder)
+        found["losses"], more = training_figures.check_losses(told, guess, folder)
+        warnings += more
     found |= {"warnings": warnings + undecided, "fresh_process": {"answers": len(some)}}
     record = stage.record(dtypes=dict(ledger))
     write_json(output, found | {"record": record, "fingerprint": stage.fingerprint})

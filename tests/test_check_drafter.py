@@ -383,6 +383,13 @@ def test_a_validation_far_worse_than_a_uniform_guess_is_named(loss):
         training_figures.check_losses(figures, 5.5, Path("x"))
 
 
+def test_a_drafter_that_is_worse_than_a_guess_in_training_too_is_a_warning():
+    figures = training_figures.Figures(5.4, 5.9, 0.01)
+    found, warnings = training_figures.check_losses(figures, 3.9, Path("x"))
+    assert found["uniform_guess"] == 3.9
+    assert "has hardly been trained" in warnings[0]
+
+
 def test_metrics_of_another_training_are_named(road):
     rerecorded(road.root / "drafters/small", best_validation_loss=0.1)
     assert "metrics.parquet: damaged" in refused(road, "small")
