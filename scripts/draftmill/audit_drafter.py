@@ -14,6 +14,7 @@ from draftmill.audit_loss import supervised_pack
 from draftmill.audited import Audited
 from draftmill.errors import DraftmillError
 from draftmill.target_config import config_of, text_config
+from draftmill.trainer import learning_rate
 from draftmill.training_state import Progress, trainable
 
 FROZEN = ("embed_tokens.weight", "lm_head.weight")
@@ -55,10 +56,11 @@ def frozen(audited: Audited) -> dict:
     batch = supervised_pack(audited).batch(trainer)
     batch = {k: v.to(audited.real.device) for k, v in batch.items()}
     model.train()
-    # at the end of the warm-up: before it, a rate may be too small to move a weight of 1
-    warm = min(trainer.settings["warmup_steps"], trainer.settings["steps"] - 1)
+    # at the highest rate: others may be too small to move a weight of 1
+    steps = range(trainer.settings["steps"])
+    peak = max(steps, key=lambda step: learning_rate(step, trainer.settings))
     batches = iter([batch] * trainer.settings["gradient_accumulation"])
-    trainer._step(batches, Progress(step=warm))
+    trainer._step(batches, Progress(step=peak))
     after = dict(drafter.named_parameters()) | dict(drafter.named_buffers())
     names = {n.removeprefix("drafter.") for n in trained}
     changed = {n for n, value in before.items() if not torch.equal(value, after[n])}
