@@ -227,7 +227,6 @@ CONFIG_CASES = [
     (("drafters", "small", "training", "seed"), 1, ["audit_training", "train_eagle3"]),
     (("drafters", "block", "training", "anchors"), 7, ["audit_training", "train_dflash"]),
     (("drafters", "block", "draft_tokens"), 2, READS_DRAFTERS),
-    (("drafters", "block", "mask_token_id"), 5, ["build_draft_vocab"]),
     (
         ("target", "chat_template_kwargs"),
         {"x": 1},
