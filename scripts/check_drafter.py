@@ -9,6 +9,7 @@ import torch
 from draftmill import (
     algorithms,
     draft_leaks,
+    drafter_evaluation,
     drafter_trials,
     drafter_weights,
     normed_states,
@@ -53,13 +54,7 @@ def check(
     tensors = target_head.read(head, stage)
 
     algorithm, ledger = algorithms.load(settings["algorithm"]), Ledger()
-    drafter = algorithm.load(folder, best_device())
-    dtype = manifest["dtype"]
-    ledger.expect_module("drafter weights in evaluation", drafter, dtype)
-    entry = algorithm.entry(drafter)
-    ledger.watch_inputs("states entering the drafter in evaluation", entry, dtype)
-    ledger.watch_compute("drafter compute in evaluation", drafter.fc, dtype)
-    ledger.watch_output("drafter logits in evaluation", drafter.lm_head, dtype)
+    drafter = drafter_evaluation.opened(algorithm, folder, manifest["dtype"], ledger)
     drafter_weights.check_files(folder, run["files"])
     algorithm.check_target(drafter, manifest, layers, folder)
     imported = run.get("imported") is not None

@@ -4,9 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
-from draftmill import acceptance, algorithms
+from draftmill import acceptance, algorithms, drafter_evaluation
 from draftmill.atomic import read_json, sha256_of, write_json
-from draftmill.devices import best_device
 from draftmill.dtype_policy import Ledger
 from draftmill.errors import DraftmillError
 from draftmill.repetition import repeated_share
@@ -39,11 +38,8 @@ def measure(stage: Stage, target: Path, folder: Path, states: Path, output: Path
     stage.expect("hidden_states", states, data.fingerprints[0])
     if len(data) == 0:
         raise DraftmillError(f"{states}: holds no sample, so there is nothing to measure.")
-    ledger = Ledger()
-    device = best_device()
-    algorithm = algorithms.load(settings["algorithm"])
-    drafter = algorithm.load(folder, device)
-    ledger.expect_module("drafter weights in evaluation", drafter, manifest["dtype"])
+    algorithm, ledger = algorithms.load(settings["algorithm"]), Ledger()
+    drafter = drafter_evaluation.opened(algorithm, folder, manifest["dtype"], ledger)
     check_files(folder, run["files"])
     check_agreement(run, data, states)
     check_target(run, stage, folder)
@@ -98,10 +94,6 @@ def check_target(run: dict, stage: Stage, folder: Path) -> None:
 def evaluate(algorithm, drafter, data, settings: dict, ledger: Ledger, manifest: dict) -> dict:
     """Walks every response; teacher-forced passes of the drafter give its drafts at every place."""
     dtype, draft_tokens = manifest["dtype"], settings["draft_tokens"]
-    entry = algorithm.entry(drafter)
-    ledger.watch_inputs("states entering the drafter in evaluation", entry, dtype)
-    ledger.watch_compute("drafter compute in evaluation", drafter.fc, dtype)
-    ledger.watch_output("drafter logits in evaluation", drafter.lm_head, dtype)
     walks, abouts, texts, missing, known = [], [], [], 0, drafter.t2d
     for index in range(len(data)):
         sample, about = data[index], data.about(index)

@@ -8,36 +8,28 @@ from draftmill import drafter_training, state_dataset, target_head, tensor_files
 from planted_steps import ALGORITHMS
 
 
-def new_drafter(drafter: str, edit: Callable) -> Callable:
-    """The drafter is changed after it was made."""
+def edited(name: str, drafter: str, edit: Callable) -> Callable:
+    """What the algorithm's function of this name makes is changed afterwards."""
 
     def plant(patch) -> None:
-        real = ALGORITHMS[drafter].new_drafter
+        real = getattr(ALGORITHMS[drafter], name)
 
         def wrong(*arguments):
-            model = real(*arguments)
-            edit(model)
-            return model
+            made = real(*arguments)
+            edit(made)
+            return made
 
-        patch.setattr(ALGORITHMS[drafter], "new_drafter", wrong)
+        patch.setattr(ALGORITHMS[drafter], name, wrong)
 
     return plant
+
+
+def new_drafter(drafter: str, edit: Callable) -> Callable:
+    return edited("new_drafter", drafter, edit)
 
 
 def config_of(drafter: str, edit: Callable) -> Callable:
-    """The drafter's configuration is another."""
-
-    def plant(patch) -> None:
-        real = ALGORITHMS[drafter].config_of
-
-        def wrong(*arguments):
-            config = real(*arguments)
-            edit(config)
-            return config
-
-        patch.setattr(ALGORITHMS[drafter], "config_of", wrong)
-
-    return plant
+    return edited("config_of", drafter, edit)
 
 
 def layer_ids(config) -> None:

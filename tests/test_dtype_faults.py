@@ -58,7 +58,7 @@ FAULTS = [
         "states entering the drafter in evaluation",
     ),
     (
-        "scripts/measure_acceptance.py",
+        "scripts/draftmill/drafter_evaluation.py",
         "drafter = algorithm.load(folder, device)",
         "drafter = algorithm.load(folder, device).float()",
         "acceptance/small/judge.json",

@@ -6,13 +6,10 @@ place a has mask tokens for a+1, a+2, ... Context states are those before the an
 known yet when a block is drafted.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from speculators.config import SpeculatorsConfig, VerifierConfig
-from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
-from speculators.proposals.greedy import GreedyTokenProposalConfig
+from speculators.models.dflash import DFlashDraftModel
 from torch import nn
 
 from draftmill import (
@@ -23,8 +20,8 @@ from draftmill import (
     visible_attention,
 )
 from draftmill.drafter_layers import drafter_layers
-from draftmill.dtype_policy import cast
 from draftmill.errors import DraftmillError
+from draftmill.speculators_drafter import empty, proposal, verifier_of
 
 ATTENTION = {
     "cpu": visible_attention.NAME,
@@ -36,38 +33,13 @@ def fields(settings: dict, manifest: dict, device: str, algorithm: str, slots: i
     """What the configurations of all block drafters share. slots: those that draft a token."""
     decoder = drafter_layers(manifest, settings["num_layers"], "qwen3", settings["sliding_window"])
     decoder._attn_implementation = ATTENTION[device]
-    verifier = VerifierConfig.from_pretrained(manifest["checkpoint"])
-    verifier.name_or_path = manifest["name"]
     return {
         "transformer_layer_config": decoder,
         "block_size": settings["block_size"],
         "mask_token_id": mask_token.settled(settings["mask_token_id"], manifest),
         "aux_hidden_state_layer_ids": [i + 1 for i in settings["layers"]["output_of"]],
-        "speculators_config": SpeculatorsConfig(
-            algorithm=algorithm,
-            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=slots)],
-            default_proposal_method="greedy",
-            verifier=verifier,
-        ),
+        "speculators_config": proposal(algorithm, slots, verifier_of(manifest)),
     }
-
-
-def with_target_weights(
-    model: DFlashDraftModel,
-    head: dict[str, torch.Tensor],
-    t2d: torch.Tensor,
-    d2t: torch.Tensor,
-    dtype: torch.dtype,
-) -> DFlashDraftModel:
-    """The model in `dtype` with the target's embedding and lm_head rows, both frozen, in place."""
-    model.load_vocab_mappings(t2d, d2t)
-    kept = t2d if model.use_draft_vocab else slice(None)
-    with torch.no_grad():
-        model.embed_tokens.weight.copy_(head["embed_tokens.weight"][: model.verifier_vocab_size])
-        model.lm_head.weight.copy_(head["lm_head.weight"][kept])
-    for frozen in (model.embed_tokens, model.lm_head):
-        frozen.weight.requires_grad_(False)
-    return cast(model, dtype)
 
 
 def initialise(
@@ -85,20 +57,6 @@ def initialise(
     if first is not None:
         layers = settings["layers"]["output_of"]
         initial_layers.start_from(drafter, first, layers, manifest, tensors, aux)
-
-
-def bare(kind: type[DFlashDraftModel], config: DFlashSpeculatorConfig) -> DFlashDraftModel:
-    """The model without speculators' own copy of the target's norm and head: it knows neither softcap, scale
-    nor bias, and not every family's norm."""
-    verifier = config.speculators_config.verifier
-    name, verifier.name_or_path = verifier.name_or_path, None  # or it is looked up for its norm
-    try:
-        model = kind(config)
-    finally:
-        verifier.name_or_path = name
-    model.verifier_norm = nn.Identity()
-    model.verifier_lm_head = nn.Identity()
-    return model
 
 
 def states(
@@ -149,8 +107,8 @@ def entry(drafter: DFlashDraftModel) -> nn.Module:
     return drafter.fc
 
 
-def loaded(empty: Callable, folder: Path, device: str) -> DFlashDraftModel:
-    """The same for any block drafter. empty: its configuration -> the model without weights."""
+def load(folder: Path, device: str) -> DFlashDraftModel:
+    """An exported drafter, every weight from its file, in the dtypes of that file."""
     config = exported_drafter.read_config(folder)
     config.transformer_layer_config._attn_implementation = ATTENTION[device]
     return exported_drafter.filled(empty(config), folder).to(device)

@@ -4,17 +4,25 @@ Slot 0 of a block holds the anchor, the last token known; slot k drafts the toke
 trained against the target's logits for that token (arXiv 2602.06036; z-lab's dflash_generate).
 """
 
-from pathlib import Path
-
 import torch
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
 from torch import nn
 
 from draftmill import block_drafter, block_drafts, block_targets
-from draftmill.block_drafter import check_target, entry, initialise
+from draftmill.block_drafter import check_target, entry, initialise, load
 from draftmill.block_targets import length, prepared
+from draftmill.speculators_drafter import empty, new_drafter
 
-__all__ = ["check_target", "entry", "initialise", "length", "prepared"]  # of every block drafter
+__all__ = [  # of every block drafter
+    "check_target",
+    "empty",
+    "entry",
+    "initialise",
+    "length",
+    "load",
+    "new_drafter",
+    "prepared",
+]
 DRAFTING = "block"
 FIRST = 1  # the first slot that drafts: slot 0's output is not read
 
@@ -28,22 +36,6 @@ def config_of(
         **block_drafter.fields(settings, manifest, device, "dflash", slots),
         draft_vocab_size=draft_vocab_size,
     )
-
-
-def new_drafter(
-    config: DFlashSpeculatorConfig,
-    head: dict[str, torch.Tensor],
-    t2d: torch.Tensor,
-    d2t: torch.Tensor,
-    dtype: torch.dtype,
-) -> DFlashDraftModel:
-    """A drafter with random layers and the target's embedding and lm_head rows, both frozen."""
-    return block_drafter.with_target_weights(empty(config), head, t2d, d2t, dtype)
-
-
-def empty(config: DFlashSpeculatorConfig) -> DFlashDraftModel:
-    """The model without weights of the target's."""
-    return block_drafter.bare(DFlashDraftModel, config)
 
 
 def drafted(
@@ -72,11 +64,6 @@ class WithTargets(block_targets.WithTargets):
     """A DFlash drafter whose training targets come from the target's own head."""
 
     first = FIRST
-
-
-def load(folder: Path, device: str) -> DFlashDraftModel:
-    """An exported drafter, every weight from its file, in the dtypes of that file."""
-    return block_drafter.loaded(empty, folder, device)
 
 
 def drafts(

@@ -5,21 +5,29 @@ before, so drafts are chosen slot by slot, each after the drafter's own choice b
 token before is the text's. Slots and targets are DFlash's (z-lab's DFlash2DraftModel and its `propose`).
 """
 
-from pathlib import Path
-
 import torch
 from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
 from speculators.models.dflash2.metrics import compute_selector_loss, selector_training_candidates
 from torch import nn
 
 from draftmill import block_drafter, block_drafts, block_targets
-from draftmill.block_drafter import check_target, entry, initialise
+from draftmill.block_drafter import check_target, entry, initialise, load
 from draftmill.block_targets import DPACE_ALPHA, Blocks, length, prepared
 from draftmill.errors import DraftmillError
 from draftmill.predictions import Predictions
+from draftmill.speculators_drafter import empty, new_drafter
 from draftmill.target_head import TargetHead
 
-__all__ = ["check_target", "entry", "initialise", "length", "prepared"]  # of every block drafter
+__all__ = [  # of every block drafter
+    "check_target",
+    "empty",
+    "entry",
+    "initialise",
+    "length",
+    "load",
+    "new_drafter",
+    "prepared",
+]
 DRAFTING = "block"
 FIRST = 1  # the first slot that drafts: slot 0's output is not read
 HEADS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
@@ -47,22 +55,6 @@ def config_of(
         )
     heads = {key: settings[key] for key in HEADS}
     return DFlash2SpeculatorConfig(**fields, **heads, draft_vocab_size=draft_vocab_size)
-
-
-def new_drafter(
-    config: DFlash2SpeculatorConfig,
-    head: dict[str, torch.Tensor],
-    t2d: torch.Tensor,
-    d2t: torch.Tensor,
-    dtype: torch.dtype,
-) -> DFlash2DraftModel:
-    """A drafter with random layers and the target's embedding and lm_head, both frozen."""
-    return block_drafter.with_target_weights(empty(config), head, t2d, d2t, dtype)
-
-
-def empty(config: DFlash2SpeculatorConfig) -> DFlash2DraftModel:
-    """The model without weights of the target's."""
-    return block_drafter.bare(DFlash2DraftModel, config)
 
 
 def heads(drafter: DFlash2DraftModel) -> list[nn.Module]:
@@ -111,11 +103,6 @@ class WithTargets(block_targets.WithTargets):
 def best(candidates: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """[..., candidates] -> the id with the highest score, [...]."""
     return candidates.gather(-1, scores.argmax(-1, keepdim=True)).squeeze(-1)
-
-
-def load(folder: Path, device: str) -> DFlash2DraftModel:
-    """An exported drafter, every weight from its file, in the dtypes of that file."""
-    return block_drafter.loaded(empty, folder, device)
 
 
 def drafts(

@@ -7,8 +7,6 @@ it; in training the token before is the text's. The confidence head predicts whe
 accepted, for engines that draft less where it is low; it changes no draft.
 """
 
-from pathlib import Path
-
 import torch
 from speculators.losses import resolve_loss_config
 from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
@@ -16,12 +14,22 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from draftmill import block_drafter, block_drafts, block_targets
-from draftmill.block_drafter import check_target, entry, initialise
+from draftmill.block_drafter import check_target, entry, initialise, load
 from draftmill.block_targets import Blocks, length, prepared
 from draftmill.predictions import Predictions
+from draftmill.speculators_drafter import empty, new_drafter
 from draftmill.target_head import TargetHead
 
-__all__ = ["check_target", "entry", "initialise", "length", "prepared"]  # of every block drafter
+__all__ = [  # of every block drafter
+    "check_target",
+    "empty",
+    "entry",
+    "initialise",
+    "length",
+    "load",
+    "new_drafter",
+    "prepared",
+]
 DRAFTING = "block"
 FIRST = 0  # the first slot that drafts: the anchor's own
 HEADS = (
@@ -42,22 +50,6 @@ def config_of(
     return DSparkSpeculatorConfig(
         **fields, **heads, sample_from_anchor=True, draft_vocab_size=draft_vocab_size
     )
-
-
-def new_drafter(
-    config: DSparkSpeculatorConfig,
-    head: dict[str, torch.Tensor],
-    t2d: torch.Tensor,
-    d2t: torch.Tensor,
-    dtype: torch.dtype,
-) -> DSparkDraftModel:
-    """A drafter with random layers and the target's embedding and lm_head rows, both frozen."""
-    return block_drafter.with_target_weights(empty(config), head, t2d, d2t, dtype)
-
-
-def empty(config: DSparkSpeculatorConfig) -> DSparkDraftModel:
-    """The model without weights of the target's."""
-    return block_drafter.bare(DSparkDraftModel, config)
 
 
 def heads(drafter: DSparkDraftModel) -> list[nn.Module]:
@@ -99,11 +91,6 @@ class WithTargets(block_targets.WithTargets):
         )
         weights = (self.decay(blocks.scored) * blocks.scored).flatten()
         return self.alpha * (losses * weights).sum() / (blocks.scored.sum() + 1e-8)
-
-
-def load(folder: Path, device: str) -> DSparkDraftModel:
-    """An exported drafter, every weight from its file, in the dtypes of that file."""
-    return block_drafter.loaded(empty, folder, device)
 
 
 def drafts(

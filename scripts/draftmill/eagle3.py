@@ -10,19 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
-from speculators.proposals.greedy import GreedyTokenProposalConfig
 from torch import nn
 from torch.nn import functional
 
-from draftmill import exported_drafter
+from draftmill import exported_drafter, speculators_drafter
 from draftmill.drafter_layers import drafter_layers
-from draftmill.dtype_policy import cast
 from draftmill.errors import DraftmillError
 from draftmill.input_noise import noised
 from draftmill.predictions import Predictions
+from draftmill.speculators_drafter import empty, proposal, verifier_of
 from draftmill.target_head import TargetHead
 
 DRAFTING = "chain"
@@ -36,20 +34,13 @@ def config_of(
     """speculators' configuration of a new drafter for this target."""
     decoder = drafter_layers(manifest, settings["num_layers"], "llama")
     decoder._attn_implementation = ATTENTION[device]
-    verifier = VerifierConfig.from_pretrained(manifest["checkpoint"])
-    verifier.name_or_path = manifest["name"]
     return Eagle3SpeculatorConfig(
         transformer_layer_config=decoder,
         draft_vocab_size=draft_vocab_size,
         norm_before_residual=settings["norm_before_residual"],
         norm_before_fc=settings["norm_before_fc"],
         eagle_aux_hidden_state_layer_ids=[i + 1 for i in settings["layers"]["output_of"]],
-        speculators_config=SpeculatorsConfig(
-            algorithm="eagle3",
-            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=settings["ttt_steps"])],
-            default_proposal_method="greedy",
-            verifier=verifier,
-        ),
+        speculators_config=proposal("eagle3", settings["ttt_steps"], verifier_of(manifest)),
     )
 
 
@@ -62,15 +53,7 @@ def new_drafter(
 ) -> Eagle3DraftModel:
     """A drafter with random layers and the target's embedding and lm_head rows, both frozen."""
     check_full_attention(config)
-    model = empty(config)
-    model.load_vocab_mappings(t2d, d2t)
-    kept = t2d if model.use_draft_vocab else slice(None)
-    with torch.no_grad():
-        model.embed_tokens.weight.copy_(head["embed_tokens.weight"])
-        model.lm_head.weight.copy_(head["lm_head.weight"][kept])
-    for frozen in (model.embed_tokens, model.lm_head):
-        frozen.weight.requires_grad_(False)
-    return cast(model, dtype)
+    return speculators_drafter.new_drafter(config, head, t2d, d2t, dtype)
 
 
 def initialise(
@@ -90,15 +73,6 @@ def check_full_attention(config: Eagle3SpeculatorConfig) -> None:
             f"drafter: its layers are {', '.join(sorted(set(kinds)))}, expected full_attention in every "
             "layer; a sliding window of 0 trains without an error and costs a fifth of tau."
         )
-
-
-def empty(config: Eagle3SpeculatorConfig) -> Eagle3DraftModel:
-    """The model without speculators' own copy of the target's norm and head: it knows neither softcap, scale
-    nor bias, and not every family's norm."""
-    model = Eagle3DraftModel(config)
-    model.verifier_norm = nn.Identity()
-    model.verifier_lm_head = nn.Identity()
-    return model
 
 
 def heads(drafter: Eagle3DraftModel) -> list[nn.Module]:

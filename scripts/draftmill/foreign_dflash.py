@@ -7,7 +7,7 @@ embedding and lm_head.
 from pathlib import Path
 
 import torch
-from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
+from speculators.models.dflash import DFlashSpeculatorConfig
 from torch import nn
 from transformers import PretrainedConfig, Qwen3Config
 
@@ -23,6 +23,7 @@ from draftmill.foreign_drafter import (
     refuse_values,
     speculators_config,
 )
+from draftmill.speculators_drafter import empty
 
 ARCHITECTURES = ("DFlashDraftModel",)
 OWN = {"target_layer_ids", "mask_token_id", "block_size"}  # in dflash_config or beside it
@@ -174,16 +175,5 @@ def check_windows(
 def skeleton(config: DFlashSpeculatorConfig) -> nn.Module:
     """speculators' model on the meta device, without its copies of the target's norm and head."""
     config.transformer_layer_config._attn_implementation = "sdpa"
-    verifier = config.speculators_config.verifier
-    name, verifier.name_or_path = (
-        verifier.name_or_path,
-        None,
-    )  # or it would look that up for its norm
-    try:
-        with torch.device("meta"):
-            model = DFlashDraftModel(config)
-    finally:
-        verifier.name_or_path = name
-    model.verifier_norm = nn.Identity()
-    model.verifier_lm_head = nn.Identity()
-    return model
+    with torch.device("meta"):
+        return empty(config)

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from speculators import SpeculatorModelConfig
 from speculators.config import SpeculatorsConfig, VerifierConfig
-from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import PretrainedConfig
 
 from draftmill.errors import DraftmillError
 from draftmill.rotary import ROPE_KEYS, ROPE_OF_IMAGES, ROPE_TYPES
+from draftmill.speculators_drafter import proposal
 
 # say nothing about what a forward pass computes
 DESCRIPTIONS = {*PretrainedConfig().to_dict(), "auto_map", "pretraining_tp", "target_model_type"}
@@ -152,14 +152,9 @@ def check_target(sizes: dict[str, object], manifest: dict, where: object) -> Non
 
 def speculators_config(algorithm: str, tokens: int, manifest: dict) -> SpeculatorsConfig:
     """The drafter's proposal of `tokens` greedy tokens, and the target that it is measured with."""
-    return SpeculatorsConfig(
-        algorithm=algorithm,
-        proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=tokens)],
-        default_proposal_method="greedy",
-        verifier=VerifierConfig(
-            name_or_path=manifest["name"], architectures=manifest["architectures"] or []
-        ),
-    )
+    architectures = manifest["architectures"] or []
+    verifier = VerifierConfig(name_or_path=manifest["name"], architectures=architectures)
+    return proposal(algorithm, tokens, verifier)
 
 
 def check_architecture(source: dict, known: tuple[str, ...], kind: str, where: Path) -> None:

@@ -8,7 +8,7 @@ in one of them. The first files name none.
 from pathlib import Path
 
 import torch
-from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+from speculators.models.eagle3 import Eagle3SpeculatorConfig
 from torch import nn
 from transformers import LlamaConfig
 
@@ -24,6 +24,7 @@ from draftmill.foreign_drafter import (
     refuse_values,
     speculators_config,
 )
+from draftmill.speculators_drafter import empty
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
 FLAGS = (
@@ -172,7 +173,4 @@ def skeleton(config: Eagle3SpeculatorConfig) -> nn.Module:
     """speculators' model on the meta device, without its copies of the target's norm and head."""
     config.transformer_layer_config._attn_implementation = "sdpa"
     with torch.device("meta"):
-        model = Eagle3DraftModel(config)
-    model.verifier_norm = nn.Identity()
-    model.verifier_lm_head = nn.Identity()
-    return model
+        return empty(config)
