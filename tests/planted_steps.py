@@ -42,6 +42,16 @@ def others_mask(patch) -> None:
     patch.setattr(trainer.Trainer, "_load", load)
 
 
+def one_draw(patch) -> None:
+    """Every epoch draws what the first one drew."""
+    real = trainer.Trainer._load
+
+    def load(self, data, group: list[int], draw: str) -> dict:
+        return real(self, data, group, f"{self.settings['seed']}/0")
+
+    patch.setattr(trainer.Trainer, "_load", load)
+
+
 def noised_last(model, batch: dict) -> dict:
     return batch | {"last": noised(batch["last"], model.noise) if model.training else batch["last"]}
 

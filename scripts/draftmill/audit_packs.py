@@ -65,15 +65,17 @@ def of(samples: list[dict], draws: list[str], length, limit: int) -> Pack:
     return Pack(samples, draws, documents, limit)
 
 
-def first_of(trainer: Trainer, data: StateDataset, number: int) -> Pack:
-    """The pack of this number of the first epoch, as training will meet it."""
+def first_of(trainer: Trainer, data: StateDataset, number: int, epoch: int = 0) -> Pack:
+    """The pack of this number of an epoch, as training will meet it."""
     settings = trainer.settings
     seed, limit = settings["seed"], settings["tokens_per_batch"]
     lengths = [trainer.length(data.about(i)["tokens"]) for i in range(len(data))]
-    order = packing.epoch_order(len(data), seed, 0)
+    order = packing.epoch_order(len(data), seed, epoch)
     groups = list(packing.packs(order, lengths, limit))
     group = groups[number % len(groups)]
-    return of([data[i] for i in group], [f"{seed}/0/{i}" for i in group], trainer.length, limit)
+    return of(
+        [data[i] for i in group], [f"{seed}/{epoch}/{i}" for i in group], trainer.length, limit
+    )
 
 
 def small(trainer: Trainer, data: StateDataset) -> Pack:
